@@ -1,0 +1,23 @@
+"""Settings of the whole process: `flambeau.config.compile_timeout = 60`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Config:
+    """What may be changed at run time; each setting takes effect at the next compilation."""
+
+    compile_timeout: float = 600.0
+    """Seconds that one native compilation may take before it is stopped."""
+
+    reproducer_dir: Path | None = None
+    """Where reproducers of failed compilations go; None is a `flambeau` folder in the system's temporary one."""
+
+    tiny_program_flops: int = 1_000_000
+    """Programs of fewer floating-point operations run on the calling thread, without worker threads."""
+
+
+config = Config()

@@ -1,0 +1,1 @@
+"""torch to MLIR: capture, import, fallback by operator, and calling what was compiled."""

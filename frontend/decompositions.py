@@ -1,0 +1,122 @@
+"""The few ATen decompositions made while tracing: what has to be gone before there is MLIR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+TABLE: dict[Any, Callable[..., Any]] = {}
+
+
+def _decompose(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        TABLE[op] = function
+        return function
+
+    return add
+
+
+@_decompose(aten.dropout.default)
+def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """ATen's CPU kernel: x * b / (1 - p), b drawn from Bernoulli(1 - p).
+
+    The draw depends on x's shape alone, so it can be made before the compiled program runs.
+    """
+    if not train or p == 0:
+        return x.clone()
+    if p == 1:
+        return x * torch.zeros_like(x)
+    keep = aten.bernoulli.p(aten.empty.memory_format(x.shape, dtype=x.dtype), 1 - p)
+    return x * (keep / (1 - p))
+
+
+@_decompose(aten.native_dropout.default)
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """As dropout, with the mask of kept elements beside it."""
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    keep = aten.bernoulli.p(aten.empty.memory_format(x.shape, dtype=x.dtype), 1 - p)
+    return x * (keep / (1 - p)), keep.to(torch.bool)
+
+
+@_decompose(aten.gelu.default)
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """The tanh form in full (torch-mlir's own is off by 5e-5); the erf form is kept as one op.
+
+    x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks and Gimpel, arXiv:1606.08415.
+    """
+    if approximate == "none":
+        return NotImplemented
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
+
+
+@_decompose(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Batch normalisation with its new running statistics; statistics of half inputs in f32.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias over all dims but 1, var biased; the running
+    variance takes the unbiased one (torch.nn.BatchNorm2d).
+    """
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    if training:
+        dims = [0, *range(2, x.dim())]
+        mean = wide.mean(dims)
+        centered = wide - mean.view(shape)
+        var = (centered * centered).mean(dims)
+        count = x.numel() // x.shape[1]
+        new_mean = (1 - momentum) * running_mean + momentum * mean
+        new_var = (1 - momentum) * running_var + momentum * (var * (count / (count - 1)))
+    else:
+        mean, var = running_mean, running_var
+        centered = wide - mean.view(shape)
+        new_mean, new_var = running_mean.clone(), running_var.clone()
+    invstd = torch.rsqrt(var + eps)
+    y = centered * invstd.view(shape)
+    if weight is not None:
+        y = y * weight.view(shape)
+    if bias is not None:
+        y = y + bias.view(shape)
+    new_mean, new_var = new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
+    return y.to(x.dtype), mean, invstd, new_mean, new_var
+
+
+@_decompose(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention_for_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T scale + mask) v and the log of the sums, in the layout of the CPU kernel."""
+    wide = [t.to(torch.float32) if t.dtype.itemsize < 4 else t for t in (query, key, value)]
+    scores = wide[0] @ wide[1].transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~causal, -math.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    out = torch.softmax(scores, -1) @ wide[2]
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    return out.to(query.dtype), torch.logsumexp(scores, -1)

@@ -1,0 +1,217 @@
+"""Runs a captured graph: compiled and eager parts, then mutations, aliases and strides as eager's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from ..errors import FallbackWarning
+from . import layout
+from .binding import Weights
+from .capture import Captured
+from .graphs import placeholders
+from .partition import Part
+from .signature import Output, evaluate, evaluate_all
+
+_ALIGNMENT_MASK = 63
+"""IREE's kernels expect buffers at 64-byte boundaries."""
+
+
+def exported(tensor: torch.Tensor) -> Any:
+    """A DLPack capsule of the tensor, or of a dense and aligned copy where it is not so."""
+    if tensor.is_contiguous() and not tensor.data_ptr() & _ALIGNMENT_MASK and not tensor.is_neg():
+        return to_dlpack(tensor)
+    return to_dlpack(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+@dataclass
+class CompiledPart:
+    """A program, with the positions of its weights and arguments among the part's inputs."""
+
+    weights: Weights
+    weight_positions: tuple[int, ...]
+    argument_positions: tuple[int, ...]
+    result_count: int
+    threaded: bool
+
+    def __call__(self, *inputs: Any) -> list[torch.Tensor]:
+        threads = torch.get_num_threads() if self.threaded else 0
+        session = self.weights.session([inputs[i] for i in self.weight_positions], threads)
+        arguments = [
+            exported(value) if isinstance(value := inputs[i], torch.Tensor) else value
+            for i in self.argument_positions
+        ]
+        capsules = session(arguments, self.result_count)
+        return _owned([from_dlpack(c) for c in capsules], inputs)
+
+
+def _owned(results: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Results in memory of their own: IREE hands back an argument's, or one buffer twice."""
+    taken = {v.data_ptr() for v in inputs if isinstance(v, torch.Tensor)}
+    for i, result in enumerate(results):
+        pointer = result.data_ptr()
+        if pointer in taken and pointer:
+            results[i] = result.clone()
+        else:
+            taken.add(pointer)
+    return results
+
+
+class Executor:
+    """Calls a captured graph with flat arguments, in the order of its signature's inputs."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        parts: Sequence[Part],
+        callables: Sequence[Callable[..., Sequence[Any]]],
+    ):
+        graph = captured.module.graph
+        signature = captured.signature
+        arguments = placeholders(graph)
+        self.signature = signature
+        self._eager = captured.run_eager
+        self._mutated = [target for target, _ in signature.mutations]
+        self._callables = callables
+        self._slots = {node: i for i, node in enumerate(arguments)}
+        self._steps = []
+        for part, function in zip(parts, callables, strict=True):
+            inputs = [self._source(node) for node in part.inputs]
+            outputs = [self._slots.setdefault(node, len(self._slots)) for node in part.outputs]
+            self._steps.append((function, inputs, outputs))
+        self._results = [self._source(leaf) for leaf in graph.output_node().args[0]]
+        self._makers = [_maker(output) for output in signature.outputs]
+        self._plain = self._is_plain()
+
+    def _source(self, node: fx.Node) -> int | str:
+        """Where a value comes from at run time: a slot, or an expression over symbols."""
+        if node in self._slots:
+            return self._slots[node]
+        value = node.meta["val"]
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return str(value.node.expr)
+        return f"{value!r}"
+
+    def _is_plain(self) -> bool:
+        """One compiled part from the arguments to the outputs, and nothing around it."""
+        signature = self.signature
+        return (
+            len(self._steps) == 1
+            and not signature.symbols
+            and not signature.mutations
+            and self._steps[0][1] == list(range(len(signature.inputs)))
+            and self._results == self._steps[0][2]
+            and [o.index for o in signature.outputs] == list(range(len(self._results)))
+            and all(maker is None for maker in self._makers)
+        )
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """The leaves of what the model returns."""
+        if self._plain:
+            return self._steps[0][0](*arguments)
+        if self._mutated and _overlap(arguments, self._mutated):
+            warnings.warn(
+                "flambeau: an argument that is changed in place shares storage with another one; "
+                "such calls run in eager PyTorch",
+                FallbackWarning,
+                stacklevel=2,
+            )
+            return self._eager(arguments)
+        symbols = self._symbols(arguments)
+        values = [*arguments, *[None] * (len(self._slots) - len(arguments))]
+        for function, inputs, outputs in self._steps:
+            produced = function(
+                *[values[i] if isinstance(i, int) else evaluate(i, symbols) for i in inputs]
+            )
+            for slot, value in zip(outputs, produced, strict=True):
+                values[slot] = value
+        results = [values[i] if isinstance(i, int) else evaluate(i, symbols) for i in self._results]
+        for target, result in self.signature.mutations:
+            arguments[target].copy_(results[result])
+        return [
+            results[output.index] if maker is None else maker(arguments, results, symbols)
+            for output, maker in zip(self.signature.outputs, self._makers, strict=True)
+        ]
+
+    def _symbols(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        symbols = {}
+        for symbol in self.signature.symbols:
+            value = arguments[symbol.input]
+            symbols[symbol.name] = value if symbol.dim is None else value.shape[symbol.dim]
+        return symbols
+
+    def refresh(self) -> None:
+        """Read all weights anew at the next call."""
+        for function in self._callables:
+            if isinstance(function, CompiledPart):
+                function.weights.forget()
+
+
+def _overlap(arguments: Sequence[Any], mutated: Sequence[int]) -> bool:
+    """Whether a tensor that the graph changes shares storage with another argument."""
+    storages = [
+        a.untyped_storage().data_ptr() if isinstance(a, torch.Tensor) else 0 for a in arguments
+    ]
+    return any(storages[i] and storages.count(storages[i]) > 1 for i in mutated)
+
+
+Maker = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+def _maker(output: Output) -> Maker | None:
+    """How to make an output from arguments and results; None where it is the result as it is."""
+    spec = output.tensor
+    if output.kind == "constant":
+        return lambda arguments, results, symbols: output.value
+    if output.kind == "scalar":
+        return lambda arguments, results, symbols: evaluate(output.value, symbols)
+    if output.kind == "same":
+        return lambda arguments, results, symbols: arguments[output.index]
+    assert spec is not None
+    if output.kind == "alias":
+        return _view_maker(output)
+    if _is_row_major(spec.shape, spec.strides):
+        return None
+    return lambda arguments, results, symbols: layout.restride(
+        results[output.index],
+        evaluate_all(spec.shape, symbols),
+        evaluate_all(spec.strides, symbols),
+    )
+
+
+def _view_maker(output: Output) -> Maker:
+    spec = output.tensor
+    assert spec is not None
+
+    def make(arguments: Sequence[Any], results: Sequence[Any], symbols: Mapping[str, Any]) -> Any:
+        base = (arguments if output.of == "input" else results)[output.index]
+        return base.as_strided(
+            evaluate_all(spec.shape, symbols),
+            evaluate_all(spec.strides, symbols),
+            base.storage_offset() + evaluate(output.offset, symbols),
+        )
+
+    return make
+
+
+def _is_row_major(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    if all(isinstance(s, int) for s in (*shape, *strides)):
+        return layout.is_row_major(shape, strides)
+    expected = _product(shape)
+    return [str(s) for s in strides] == [str(e) for e in expected]
+
+
+def _product(shape: Sequence[Any]) -> list[Any]:
+    import sympy
+
+    expected, running = [], sympy.Integer(1)
+    for extent in reversed(shape):
+        expected.append(running)
+        running = running * sympy.sympify(extent)
+    return expected[::-1]

@@ -1,0 +1,65 @@
+"""A functional ATen graph to the torch dialect, by torch-mlir's FxImporter. No weight enters MLIR."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch_mlir import ir
+from torch_mlir.extras.fx_importer import ContextCache, FxImporter
+
+from ..dialects.context import make_context
+from ..errors import UnsupportedOp
+from ..passes.bind_parameters import PARAMETER
+from .graphs import calls, placeholders
+
+ENTRY = "main"
+
+
+class _NamedLocations(ContextCache):
+    """Source lines as torch-mlir finds them, under the name of the node: a diagnostic names both."""
+
+    def get_node_location(self, node: fx.Node) -> ir.Location | None:
+        line = super().get_node_location(node)
+        return ir.Location.name(node.name, line, context=self._c)
+
+
+def import_graph(graph: fx.Graph, parameters: Mapping[int, str]) -> bytes:
+    """Import as function `main`, in bytecode.
+
+    `parameters` names the arguments that the runtime provides once, at load. Raises UnsupportedOp
+    for what FxImporter has no word for.
+    """
+    context = make_context()
+    importer = FxImporter(context=context)
+    importer._cc = _NamedLocations(context, py_attr_tracker=importer._py_attr_tracker)
+    _use_scalar_overloads(graph)
+    try:
+        function = importer.import_stateless_graph(graph, func_name=ENTRY)
+    except Exception as error:
+        raise UnsupportedOp(f"torch-mlir's importer: {type(error).__name__}: {error}") from error
+    with context:
+        marks = [
+            ir.DictAttr.get({PARAMETER: ir.StringAttr.get(parameters[i])} if i in parameters else {})
+            for i in range(len(placeholders(graph)))
+        ]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(marks)
+    buffer = io.BytesIO()
+    importer.module_op.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _use_scalar_overloads(graph: fx.Graph) -> None:
+    """`mul.Tensor(x, a run-time number)` is `mul.Scalar` in the torch dialect."""
+    for node in calls(graph):
+        op: Any = node.target
+        if isinstance(op, torch._ops.OpOverload) and op._overloadname == "Tensor":
+            operand = node.args[1] if len(node.args) > 1 else None
+            number = isinstance(operand, fx.Node) and not isinstance(
+                operand.meta.get("val"), (torch.Tensor, list, tuple)
+            )
+            if number and "Scalar" in op.overloadpacket.overloads():
+                node.target = op.overloadpacket.Scalar

@@ -1,0 +1,1 @@
+"""MLIR to MLIR: passes, the pipelines made of them and the manager that runs them."""

@@ -1,0 +1,87 @@
+"""An executable with its weights, ready to be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import iree.runtime as rt
+
+from .targets import Target
+
+SCOPE = "model"
+
+# The binding holds module-level state until the interpreter is gone and would complain about it.
+rt._binding.disable_leak_checker()
+
+
+@cache
+def _instance() -> rt.VmInstance:
+    return rt.VmInstance()
+
+
+@cache
+def _device(driver: str, threads: int) -> rt.HalDevice:
+    rt.flags.parse_flags(f"--task_topology_group_count={max(threads, 1)}")
+    # A cached driver would keep the thread count that it was made with.
+    return rt._binding.create_hal_driver(driver).create_default_device()
+
+
+class Program:
+    """A compiled executable: bytes, loaded once for every session that runs it."""
+
+    def __init__(self, executable: bytes, target: Target):
+        self.executable = executable
+        self.target = target
+        self._module = rt.VmModule.copy_buffer(_instance(), executable)
+
+    def bind(self, weights: Mapping[str, memoryview], threads: int) -> Session:
+        """A session over these weights: flat bytes in row-major order, by key.
+
+        They are used where they lie, except those that IREE packs for its kernels, which
+        happens here. `threads` workers run it; none does with 0, only the calling thread.
+        """
+        driver = self.target.device if threads else self.target.inline_device
+        device = _device(driver, threads)
+        modules = [rt.create_hal_module(_instance(), device), self._module]
+        if weights:
+            index = rt.ParameterIndex()
+            for key, data in weights.items():
+                index.add_buffer(key, data)
+            provider = index.create_provider(scope=SCOPE)
+            modules.insert(0, rt.create_io_parameters_module(_instance(), provider))
+        context = rt.VmContext(_instance(), modules)
+        return Session(context, self._module.lookup_function("main"), device)
+
+
+class Session:
+    """One program bound to its weights. Any number of threads may call it at once."""
+
+    __slots__ = ("_capsule", "_device", "_function", "_import", "_invoke")
+
+    def __init__(self, context: rt.VmContext, function: rt.VmFunction, device: rt.HalDevice):
+        self._invoke = context.invoke
+        self._function = function
+        self._device = device
+        self._import = device.from_dlpack_capsule
+        self._capsule = device.create_dlpack_capsule
+
+    def __call__(self, arguments: Sequence[Any], results: int) -> list[Any]:
+        """Run the program.
+
+        Arguments are DLPack capsules of dense row-major tensors at 64-byte boundaries, ints and
+        floats; results are `results` DLPack capsules.
+        """
+        inputs = rt.VmVariantList(len(arguments))
+        for argument in arguments:
+            if type(argument) is int:
+                inputs.push_int(argument)
+            elif type(argument) is float:
+                inputs.push_float(argument)
+            else:
+                inputs.push_ref(self._import(argument))
+        outputs = rt.VmVariantList(results)
+        self._invoke(self._function, inputs, outputs)
+        view, capsule = rt.HalBufferView, self._capsule
+        return [capsule(outputs.get_as_object(i, view), 1, 0) for i in range(results)]
