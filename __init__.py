@@ -91,7 +91,7 @@ def _build(target: str | Target, pipeline: str | Sequence[str] | None = None) ->
     def build(bytecode: bytes, stages: dict[str, bytes]) -> Any:
         stages["torch"] = bytecode
         stages["lowered"] = run_guarded(bytecode, pipeline or "inference")
-        return Program(compile_bytecode(stages["lowered"], parsed), parsed).bind
+        return Program(compile_bytecode(stages["lowered"], parsed), parsed)
 
     return build
 

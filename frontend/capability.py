@@ -112,6 +112,31 @@ def _libm(node: fx.Node) -> str | None:
     return None
 
 
+# Ops whose lowering is wrong in some form, with the arguments for which it is, and how.
+_WRONG: dict[str, tuple[Callable[[fx.Node], bool], str]] = {
+    **dict.fromkeys(
+        ("aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"),
+        (lambda node: next(tensors(node.all_input_nodes)).is_floating_point(), "it ignores NaN"),
+    ),
+    **dict.fromkeys(
+        ("aten::sort", "aten::sort.stable", "aten::topk", "aten::argsort", "aten::argsort.stable"),
+        (lambda node: next(tensors(node.all_input_nodes)).is_floating_point(), "NaN has no order"),
+    ),
+    "aten::grid_sampler": (lambda node: node.args[3] != 0, "its padding mode is ignored"),
+    "aten::grid_sampler_2d": (lambda node: node.args[3] != 0, "its padding mode is ignored"),
+    "aten::leaky_relu_backward": (lambda node: True, "its lowering gives wrong numbers"),
+}
+
+
+def _wrong(node: fx.Node) -> str | None:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return None
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    applies, reason = _WRONG.get(name, (None, ""))
+    return reason if applies is not None and applies(node) else None
+
+
 _RULES: tuple[Callable[[fx.Node], str | None], ...] = (
     _higher_order,
     _data_dependent,
@@ -120,6 +145,7 @@ _RULES: tuple[Callable[[fx.Node], str | None], ...] = (
     _dtype,
     _unknown,
     _libm,
+    _wrong,
 )
 
 

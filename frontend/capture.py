@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import detect_fake_mode
@@ -79,6 +80,7 @@ def capture(
     arguments whose shape or storage the graph changes, other devices.
     """
     module = fx.GraphModule(dynamo_graph, _copy(dynamo_graph.graph))
+    _drop_inactive_dropout(module.graph)
     state = _lift_tensors(module)
     _lift_floats(module.graph)
     # A GraphModule keeps only what its graph reads: tracing would lift the tensors once more.
@@ -163,6 +165,28 @@ def _lift_floats(graph: fx.Graph) -> None:
         if source.op == "placeholder" and isinstance(example_value(node), torch.SymFloat):
             source.meta["example_value"] = example_value(node)
             node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+_DROPOUTS = {
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
+}
+
+
+def _drop_inactive_dropout(graph: fx.Graph) -> None:
+    """Dropout outside of training returns its very argument: an alias that tracing would lose."""
+    for node in calls(graph):
+        if node.target not in _DROPOUTS:
+            continue
+        training = node.args[2] if len(node.args) > 2 else None
+        if node.kwargs.get("training", node.kwargs.get("train", training)) is False:
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
@@ -286,10 +310,21 @@ def _functionalize(
             )
     except Exception as error:
         raise CaptureError(f"no functional graph: {_reason(error)}") from error
+    _drop_tokens(functional.graph, len(signature.input_tokens))
     names = {node.name: i for i, node in enumerate(placeholders(functional.graph))}
     outputs = [getattr(leaf, "name", None) for leaf in functional.graph.output_node().args[0]]
     mutated = signature.user_inputs_to_mutate
     return functional, [(names[mutated[name]], i) for i, name in enumerate(outputs[: len(mutated)])]
+
+
+def _drop_tokens(graph: fx.Graph, count: int) -> None:
+    """Remove the effect tokens that tracing adds in front and that order nothing here."""
+    output = graph.output_node()
+    output.args = (tuple(output.args[0][count:]),)
+    for token in placeholders(graph)[:count]:
+        if token.users:
+            raise CaptureError(f"{next(iter(token.users)).target} has side effects")
+        graph.erase_node(token)
 
 
 def _reason(error: Exception) -> str:
@@ -298,7 +333,7 @@ def _reason(error: Exception) -> str:
 
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
-_MARKERS = {torch._C._set_grad_enabled}
+_MARKERS = {torch._C._set_grad_enabled, torch.ops.aten._assert_tensor_metadata.default}
 
 
 def _simplify(module: fx.GraphModule) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from ..config import config
-from ..errors import FallbackWarning, FlambeauError, PassFailed, TargetError, UnsupportedOp
-from .binding import Bind, Weights
+from ..errors import FallbackWarning, PassFailed, TargetError, UnsupportedOp
+from .binding import Session, Weights
+from .blame import blame
 from .capability import BY_DESIGN, eager_nodes
 from .capture import Captured
 from .executor import CompiledPart, Executor
@@ -23,11 +22,21 @@ from .importer import import_graph
 from .partition import Part, partition
 from .signature import Input
 
+Stages = dict[str, bytes]
+
+
+class Program(Protocol):
+    """What was compiled: how to bind its weights, and which arguments it changes in place."""
+
+    written: tuple[int, ...]
+
+    def bind(self, weights: dict[str, Any], threads: int) -> Session: ...
+
 
 class Build(Protocol):
-    """Compiles bytecode of the torch dialect; returns how to bind its weights."""
+    """Compiles bytecode of the torch dialect, and keeps its stages."""
 
-    def __call__(self, bytecode: bytes, stages: dict[str, bytes]) -> Bind: ...
+    def __call__(self, bytecode: bytes, stages: Stages) -> Program: ...
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,13 @@ class Fallback:
         return f"{self.op} at {self.source}: {self.reason}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiled:
     """An executor, what fell back, and the IR of each compiled part by stage."""
 
     executor: Executor
     fallbacks: tuple[Fallback, ...]
-    stages: list[dict[str, bytes]] = field(default_factory=list)
+    stages: list[Stages]
 
 
 def compile_captured(
@@ -64,7 +73,7 @@ def compile_captured(
     eager = eager_nodes(graph)
     while True:
         parts = partition(graph, eager)
-        stages: list[dict[str, bytes]] = []
+        stages: list[Stages] = []
         functions: list[Callable[..., Sequence[Any]]] = []
         failed: dict[fx.Node, str] = {}
         for part in parts:
@@ -77,7 +86,7 @@ def compile_captured(
             except (UnsupportedOp, PassFailed, TargetError) as error:
                 if not recover:
                     raise
-                failed |= _blame(part, graph, error, build)
+                failed |= blame(part, graph, error, lambda bytecode: build(bytecode, {}))
         if not failed:
             break
         eager |= failed
@@ -87,103 +96,69 @@ def compile_captured(
     return Compiled(Executor(captured, parts, functions), fallbacks, stages)
 
 
-def _compile_part(
-    part: Part, captured: Captured, build: Build, stages: dict[str, bytes]
-) -> CompiledPart:
+def _compile_part(part: Part, captured: Captured, build: Build, stages: Stages) -> CompiledPart:
     weights = _weights(part, captured)
     keys = [f"w{i}" for i in weights]
     bytecode = import_graph(part.module.graph, dict(zip(weights, keys, strict=True)))
-    bind = build(bytecode, stages)
-    rest = tuple(i for i in range(len(part.inputs)) if i not in weights)
-    threaded = _flops(part.module.graph) >= config.tiny_program_flops
+    program = build(bytecode, stages)
     values = [part.inputs[i].meta["val"] for i in weights]
     specs = [(value.dtype, *map(int, value.shape)) for value in values]
-    return CompiledPart(Weights(bind, keys, specs), weights, rest, len(part.outputs), threaded)
+    arguments = tuple(i for i in range(len(part.inputs)) if i not in weights)
+    updates = _updates(part, captured)
+    written = frozenset(arguments[i] for i in program.written)
+    return CompiledPart(
+        Weights(program.bind, keys, specs),
+        weights,
+        arguments,
+        copied=written - frozenset(updates.values()),
+        updates=updates,
+        result_count=len(part.outputs),
+        threaded=_work(part.module.graph) >= config.tiny_program_flops,
+    )
 
 
 def _weights(part: Part, captured: Captured) -> tuple[int, ...]:
     """Inputs of the part that are state of the module which the graph does not change."""
-    inputs = dict(
-        zip(placeholders(captured.module.graph), captured.signature.inputs, strict=True)
-    )
-    return tuple(
-        i
-        for i, node in enumerate(part.inputs)
-        if node in inputs and _is_weight(inputs[node])
-    )
+    given = dict(zip(placeholders(captured.module.graph), captured.signature.inputs, strict=True))
+    inputs = enumerate(part.inputs)
+    return tuple(i for i, node in inputs if node in given and _is_weight(given[node]))
 
 
 def _is_weight(given: Input) -> bool:
-    static = given.tensor and all(isinstance(extent, int) for extent in given.tensor.shape)
-    return bool(static) and given.kind != "user" and not given.mutated
+    if given.tensor is None or given.kind == "user" or given.mutated:
+        return False
+    return all(isinstance(extent, int) for extent in given.tensor.shape)
 
 
-def _flops(graph: fx.Graph) -> int:
-    """A rough count of operations: elements touched, times the depth of contractions."""
+def _updates(part: Part, captured: Captured) -> dict[int, int]:
+    """Results of the part that are the new values of arguments which only this part reads."""
+    graph = captured.module.graph
+    arguments, results = placeholders(graph), graph.output_node().args[0]
+    found = {}
+    for target, result in captured.signature.mutations:
+        argument, value = arguments[target], results[result]
+        if value in part.outputs and part.members.issuperset(argument.users):
+            found[part.outputs.index(value)] = part.inputs.index(argument)
+    return found
+
+
+_CONTRACTIONS = ("mm", "matmul", "linear", "conv", "attention")
+
+
+def _work(graph: fx.Graph) -> int:
+    """A rough count of operations: elements made, times the elements that each one sums over."""
     total = 0
     for node in calls(graph):
-        for value in (node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)):
-            if isinstance(value, torch.Tensor):
-                total += hint(value.numel()) * (_depth(node) if value is node.meta["val"] else 1)
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        sources = [n.meta.get("val") for n in node.all_input_nodes]
+        largest = max((hint(s.numel()) for s in sources if isinstance(s, torch.Tensor)), default=1)
+        if any(word in str(node.target) for word in _CONTRACTIONS):
+            total += largest * max(1, hint(value.numel()) // max(1, hint(value.shape[-1])))
+        else:
+            total += max(largest, hint(value.numel()))
     return total
-
-
-_CONTRACTIONS = ("matmul", "mm", "bmm", "linear", "addmm", "conv", "attention", "baddbmm")
-
-
-def _depth(node: fx.Node) -> int:
-    if not any(word in str(node.target) for word in _CONTRACTIONS):
-        return 1
-    operands = [n.meta.get("val") for n in node.all_input_nodes]
-    weights = [v for v in operands[:2] if isinstance(v, torch.Tensor) and v.dim()]
-    return 2 * max((hint(v.numel() // max(1, hint(v.shape[0]))) for v in weights[1:]), default=1)
-
-
-def _blame(
-    part: Part, graph: fx.Graph, error: FlambeauError, build: Build
-) -> dict[fx.Node, str]:
-    """The nodes that a failure is due to: those its diagnostics name, else those that fail alone."""
-    nodes = {node.name: node for node in calls(graph)}
-    text = getattr(error, "diagnostics", "") or str(error)
-    members = {node.name for node in calls(part.module.graph)}
-    named = [name for name in re.findall(r'"(\w+)"\(', text) if name in members]
-    if named:
-        return {nodes[named[0]]: _summary(text)}
-    for check in (None, build):
-        alone = {nodes[n]: _fails_alone(nodes[n], check) for n in sorted(members & nodes.keys())}
-        found = {node: reason for node, reason in alone.items() if reason}
-        if found:
-            return found
-    whole = f"the graph as a whole: {_summary(str(error))}"
-    return {nodes[name]: whole for name in members & nodes.keys()}
-
-
-def _alone(node: fx.Node) -> Part | None:
-    """The node as a part of its own, with the elements it returns."""
-    own = {node, *(user for user in node.users if user.target is operator.getitem)}
-    others = {n for n in node.graph.nodes if n not in own}
-    return next((part for part in partition(node.graph, others) if part.compiled), None)
-
-
-def _fails_alone(node: fx.Node, build: Build | None) -> str | None:
-    """Why the node can't be imported or, given `build`, compiled by itself."""
-    part = _alone(node)
-    if part is None:
-        return None
-    try:
-        bytecode = import_graph(part.module.graph, {})
-        if build is not None:
-            build(bytecode, {})
-    except FlambeauError as error:
-        return _summary(str(error))
-    return None
-
-
-def _summary(text: str) -> str:
-    """The first line that says what went wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line or "failed" in line or "crash" in line]
-    return (telling or lines or ["no diagnostics"])[0][:300]
 
 
 def _fallbacks(eager: dict[fx.Node, str]) -> tuple[Fallback, ...]:

@@ -6,10 +6,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+
+_ROUNDING = {torch.float32: np.float32, torch.float16: np.float16}
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """The number of that dtype nearest to `value`, ties to even."""
+    if dtype is torch.bfloat16:
+        bits = int(np.float32(value).view(np.uint32))
+        bits += 0x7FFF + (bits >> 16 & 1)
+        return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+    return float(_ROUNDING.get(dtype, float)(value))
 
 TABLE: dict[Any, Callable[..., Any]] = {}
 
@@ -56,6 +68,20 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
+
+
+def _compare_rounded(op: Any) -> None:
+    @_decompose(op)
+    def compare(x: Tensor, scalar: Any) -> Tensor:
+        """ATen rounds the scalar to the tensor's type first; torch-mlir compares in f64."""
+        if not isinstance(scalar, float) or not x.is_floating_point():
+            return NotImplemented
+        rounded = _rounded(scalar, x.dtype)
+        return NotImplemented if rounded == scalar or scalar != scalar else op(x, rounded)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _compare_rounded(getattr(aten, _name).Scalar)
 
 
 @_decompose(aten._native_batch_norm_legit_functional.default)

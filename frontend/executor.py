@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from ..errors import FallbackWarning
@@ -23,44 +24,56 @@ _ALIGNMENT_MASK = 63
 """IREE's kernels expect buffers at 64-byte boundaries."""
 
 
-def exported(tensor: torch.Tensor) -> Any:
+def exported(tensor: torch.Tensor, copied: bool) -> Any:
     """A DLPack capsule of the tensor, or of a dense and aligned copy where it is not so."""
-    if tensor.is_contiguous() and not tensor.data_ptr() & _ALIGNMENT_MASK and not tensor.is_neg():
+    if not (
+        copied
+        or tensor.data_ptr() & _ALIGNMENT_MASK
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+    ):
         return to_dlpack(tensor)
     return to_dlpack(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 @dataclass
 class CompiledPart:
-    """A program, with the positions of its weights and arguments among the part's inputs."""
+    """A program, with the positions of its weights and arguments among the part's inputs.
+
+    `copied` are the arguments that the program writes to and that must not change; `updates`
+    maps results to the arguments whose new value they are.
+    """
 
     weights: Weights
     weight_positions: tuple[int, ...]
-    argument_positions: tuple[int, ...]
+    arguments: tuple[int, ...]
+    copied: frozenset[int]
+    updates: dict[int, int]
     result_count: int
     threaded: bool
 
     def __call__(self, *inputs: Any) -> list[torch.Tensor]:
         threads = torch.get_num_threads() if self.threaded else 0
         session = self.weights.session([inputs[i] for i in self.weight_positions], threads)
-        arguments = [
-            exported(value) if isinstance(value := inputs[i], torch.Tensor) else value
-            for i in self.argument_positions
-        ]
-        capsules = session(arguments, self.result_count)
-        return _owned([from_dlpack(c) for c in capsules], inputs)
+        capsules, taken = [], set()
+        for i in self.arguments:
+            value = inputs[i]
+            if isinstance(value, torch.Tensor):
+                taken.add(value.data_ptr())
+                value = exported(value, i in self.copied)
+            capsules.append(value)
+        results = [from_dlpack(capsule) for capsule in session(capsules, self.result_count)]
+        for i, result in enumerate(results):
+            pointer = result.data_ptr()
+            if pointer not in taken:
+                taken.add(pointer)
+            elif pointer and not (i in self.updates and self._is_update(i, pointer, inputs)):
+                # IREE hands back an argument's memory, or one buffer twice: eager never does.
+                results[i] = result.clone()
+        return results
 
-
-def _owned(results: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """Results in memory of their own: IREE hands back an argument's, or one buffer twice."""
-    taken = {v.data_ptr() for v in inputs if isinstance(v, torch.Tensor)}
-    for i, result in enumerate(results):
-        pointer = result.data_ptr()
-        if pointer in taken and pointer:
-            results[i] = result.clone()
-        else:
-            taken.add(pointer)
-    return results
+    def _is_update(self, result: int, pointer: int, inputs: Sequence[Any]) -> bool:
+        return bool(inputs[self.updates[result]].data_ptr() == pointer)
 
 
 class Executor:
@@ -133,7 +146,7 @@ class Executor:
                 values[slot] = value
         results = [values[i] if isinstance(i, int) else evaluate(i, symbols) for i in self._results]
         for target, result in self.signature.mutations:
-            arguments[target].copy_(results[result])
+            _update(arguments[target], results[result])
         return [
             results[output.index] if maker is None else maker(arguments, results, symbols)
             for output, maker in zip(self.signature.outputs, self._makers, strict=True)
@@ -151,6 +164,14 @@ class Executor:
         for function in self._callables:
             if isinstance(function, CompiledPart):
                 function.weights.forget()
+
+
+def _update(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give an argument its new value, unless the program has written it where it lies."""
+    if target.data_ptr() == value.data_ptr() and target.numel():
+        increment_version(target)
+    else:
+        target.copy_(value)
 
 
 def _overlap(arguments: Sequence[Any], mutated: Sequence[int]) -> bool:

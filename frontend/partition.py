@@ -24,6 +24,7 @@ class Part:
     module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    members: frozenset[fx.Node]
     compiled: bool
 
 
@@ -45,7 +46,7 @@ def partition(graph: fx.Graph, eager: Container[fx.Node]) -> list[Part]:
             if not isinstance(node.meta.get("val"), (list, tuple))
             and (node in used_by_output or any(_leaves(node, inside, stages)))
         )
-        if outputs:
+        if outputs or any(node.is_impure() for node in members):
             parts.append(_extract(members, outputs, compiled=stage % 2 == 1))
     return parts
 
@@ -88,7 +89,9 @@ def _extract(members: list[fx.Node], outputs: tuple[fx.Node, ...], compiled: boo
 
     def resolve(node: fx.Node) -> fx.Node:
         if node not in copies:
-            if is_scalar(node) and _is_local_size(node, copies):
+            if node.op == "get_attr":
+                copies[node] = pending.node_copy(node)
+            elif is_scalar(node) and _is_local_size(node, copies):
                 copies[node] = pending.node_copy(node, resolve)
             else:
                 copies[node] = argument(node)
@@ -99,7 +102,7 @@ def _extract(members: list[fx.Node], outputs: tuple[fx.Node, ...], compiled: boo
     pending.output(tuple(copies[node] for node in outputs))
     graph = _placeholders_first(pending)
     owner = members[0].graph.owning_module
-    return Part(fx.GraphModule(owner, graph), tuple(inputs), outputs, compiled)
+    return Part(fx.GraphModule(owner, graph), tuple(inputs), outputs, frozenset(members), compiled)
 
 
 def _is_local_size(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .. import guard
 from ..config import config
@@ -11,11 +12,19 @@ from ..reproducer import write_reproducer
 from .targets import Target
 
 
-def _compile(bytecode: bytes, flags: Sequence[str]) -> bytes:
+@dataclass(frozen=True)
+class Executable:
+    """IREE's executable format, and the positions of the arguments that it changes in place."""
+
+    code: bytes
+    written: tuple[int, ...]
+
+
+def _compile(bytecode: bytes, flags: Sequence[str]) -> Executable:
     from . import iree_api
 
     try:
-        return iree_api.compile_source(bytecode, flags)
+        return Executable(*iree_api.compile_source(bytecode, flags))
     except iree_api.CompilationFailed as failure:
         raise TargetError(str(failure)) from None
 
@@ -28,8 +37,8 @@ def _to_text(bytecode: bytes) -> str:
         return str(ir.Module.parse(bytecode).operation.get_asm(enable_debug_info=True))
 
 
-def compile_bytecode(bytecode: bytes, target: Target) -> bytes:
-    """Compile to IREE's executable format.
+def compile_bytecode(bytecode: bytes, target: Target) -> Executable:
+    """Compile for the target.
 
     Raises TargetError, with a reproducer, when IREE fails, crashes or overruns
     `config.compile_timeout`.

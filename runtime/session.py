@@ -8,6 +8,7 @@ from typing import Any
 
 import iree.runtime as rt
 
+from .compiler import Executable
 from .targets import Target
 
 SCOPE = "model"
@@ -29,12 +30,15 @@ def _device(driver: str, threads: int) -> rt.HalDevice:
 
 
 class Program:
-    """A compiled executable: bytes, loaded once for every session that runs it."""
+    """An executable, loaded once for every session that runs it.
 
-    def __init__(self, executable: bytes, target: Target):
-        self.executable = executable
-        self.target = target
-        self._module = rt.VmModule.copy_buffer(_instance(), executable)
+    `written` are the positions of the arguments that it changes in place.
+    """
+
+    def __init__(self, executable: Executable, target: Target):
+        self.written = executable.written
+        self._target = target
+        self._module = rt.VmModule.copy_buffer(_instance(), executable.code)
 
     def bind(self, weights: Mapping[str, memoryview], threads: int) -> Session:
         """A session over these weights: flat bytes in row-major order, by key.
@@ -42,7 +46,7 @@ class Program:
         They are used where they lie, except those that IREE packs for its kernels, which
         happens here. `threads` workers run it; none does with 0, only the calling thread.
         """
-        driver = self.target.device if threads else self.target.inline_device
+        driver = self._target.device if threads else self._target.inline_device
         device = _device(driver, threads)
         modules = [rt.create_hal_module(_instance(), device), self._module]
         if weights:

@@ -52,6 +52,8 @@ TARGETS = {
                 "--iree-opt-data-tiling",
                 "--iree-dispatch-creation-data-tiling",
                 "--iree-global-opt-use-im2col-for-convs",
+                # As generic ops, contractions over a gather's rows are packed wrongly: silently.
+                "--iree-opt-generalize-matmul=false",
                 # The default of 32 KiB is overrun by GPT-2, ViT and Whisper.
                 "--iree-llvmcpu-stack-allocation-limit=1048576",
             ),
