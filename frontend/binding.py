@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,64 +21,86 @@ class StateChanged(Exception):
     """A weight has another dtype or shape than the program was compiled for."""
 
 
-def stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    """Changes when a tensor is written in place (but not through `.data`) or gets other storage."""
-    version = -1 if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr()
-
-
 def flat_bytes(tensor: torch.Tensor) -> Any:
     """The tensor's bytes in row-major order, without a copy where it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
+def version(tensor: torch.Tensor) -> int:
+    """Counts writes in place (but not those through `.data`); inference tensors don't count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A session with the weights that it is bound to, as they were then."""
+
+    tensors: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+    pointers: tuple[int, ...]
+    threads: int
+    session: Session
+
+    def is_current(self, tensors: Sequence[torch.Tensor], threads: int) -> bool:
+        if threads != self.threads:
+            return False
+        for tensor, bound, pointer in zip(tensors, self.tensors, self.pointers, strict=True):
+            if tensor is not bound or tensor.data_ptr() != pointer:
+                return False
+        return self._versions(tensors) == self.versions
+
+    @staticmethod
+    def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        try:
+            return tuple([tensor._version for tensor in tensors])
+        except RuntimeError:
+            return tuple(map(version, tensors))
+
+
 class Weights:
-    """Sessions of one program, by the weights they are bound to."""
+    """Sessions of one program, by the weights they are bound to.
+
+    `specs` are the dtype and shape that each weight has to have.
+    """
 
     def __init__(self, bind: Bind, keys: Sequence[str], specs: Sequence[tuple[Any, ...]]):
         self._bind = bind
         self._keys = keys
         self._specs = specs
         self._lock = threading.Lock()
-        self._sessions: OrderedDict[tuple[Any, ...], tuple[Any, Any, Session]] = OrderedDict()
-        self._current: tuple[Any, Any, int, Session | None] = ((), (), -1, None)
+        self._known: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
+        self._last: _Bound | None = None
 
     def session(self, tensors: Sequence[torch.Tensor], threads: int) -> Session:
         """The session for these weights as they are now."""
-        bound, stamps, count, session = self._current
-        if session is not None and count == threads and _same(tensors, bound, stamps):
-            return session
+        last = self._last
+        if last is not None and last.is_current(tensors, threads):
+            return last.session
         with self._lock:
             return self._find(tensors, threads)
 
     def _find(self, tensors: Sequence[torch.Tensor], threads: int) -> Session:
         identity = (threads, *map(id, tensors))
-        bound, stamps, session = self._sessions.get(identity, ((), (), None))
-        if session is None or not _same(tensors, bound, stamps):
-            for key, tensor, spec in zip(self._keys, tensors, self._specs, strict=True):
-                if (tensor.dtype, *tensor.shape) != spec:
-                    raise StateChanged(key)
-            bound, stamps = tuple(tensors), tuple(map(stamp, tensors))
-            views = dict(zip(self._keys, map(flat_bytes, tensors), strict=True))
-            session = self._bind(views, threads)
-            self._sessions[identity] = (bound, stamps, session)
-            while len(self._sessions) > _SESSIONS_KEPT:
-                self._sessions.popitem(last=False)
-        self._sessions.move_to_end(identity)
-        self._current = (bound, stamps, threads, session)
-        return session
+        bound = self._known.get(identity)
+        if bound is None or not bound.is_current(tensors, threads):
+            bound = self._known[identity] = self._new(tensors, threads)
+            while len(self._known) > _SESSIONS_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(identity)
+        self._last = bound
+        return bound.session
+
+    def _new(self, tensors: Sequence[torch.Tensor], threads: int) -> _Bound:
+        for key, tensor, spec in zip(self._keys, tensors, self._specs, strict=True):
+            if (tensor.dtype, *tensor.shape) != spec:
+                raise StateChanged(key)
+        versions = tuple(map(version, tensors))
+        pointers = tuple(tensor.data_ptr() for tensor in tensors)
+        views = dict(zip(self._keys, map(flat_bytes, tensors), strict=True))
+        return _Bound(tuple(tensors), versions, pointers, threads, self._bind(views, threads))
 
     def forget(self) -> None:
         """Bind again at the next call, whatever the weights look like."""
         with self._lock:
-            self._sessions.clear()
-            self._current = ((), (), -1, None)
-
-
-def _same(tensors: Sequence[Any], bound: Sequence[Any], stamps: Sequence[Any]) -> bool:
-    if len(bound) != len(tensors):
-        return False
-    for tensor, other, seen in zip(tensors, bound, stamps, strict=True):
-        if tensor is not other or stamp(tensor) != seen:
-            return False
-    return True
+            self._known.clear()
+            self._last = None

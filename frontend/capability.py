@@ -85,9 +85,12 @@ def _dtype(node: fx.Node) -> str | None:
 
 
 def _empty(node: fx.Node) -> str | None:
-    for tensor in tensors((node, *node.all_input_nodes)):
-        if any(isinstance(extent, int) and extent == 0 for extent in tensor.shape):
-            return BY_DESIGN
+    def is_empty(tensor: torch.Tensor) -> bool:
+        return any(isinstance(extent, int) and extent == 0 for extent in tensor.shape)
+
+    made = list(tensors((node,)))
+    if (made and all(map(is_empty, made))) or any(map(is_empty, tensors(node.all_input_nodes))):
+        return BY_DESIGN
     return None
 
 

@@ -7,7 +7,6 @@ strides are eager's; aliases and layouts are read from those.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -410,7 +409,5 @@ def _bounds(fake_mode: FakeTensorMode, symbol: Any) -> tuple[int | None, int | N
     bounds = shape_env.var_to_range.get(symbol) if shape_env is not None else None
     if bounds is None:
         return None, None
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        upper = int(bounds.upper) if bounds.upper.is_finite else None
-        return int(bounds.lower), upper
-    return None, None
+    lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+    return lower, upper

@@ -124,6 +124,27 @@ def batch_norm_functional(
     return y.to(x.dtype), mean, invstd, new_mean, new_var
 
 
+@_decompose(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x scale + shift, as ATen's CPU kernel: scale = weight / sqrt(var + eps)."""
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    y = wide * scale.view(shape) + shift.view(shape)
+    return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
+
+
 @_decompose(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention_for_cpu(
     query: Tensor,

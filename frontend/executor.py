@@ -24,16 +24,11 @@ _ALIGNMENT_MASK = 63
 """IREE's kernels expect buffers at 64-byte boundaries."""
 
 
-def exported(tensor: torch.Tensor, copied: bool) -> Any:
-    """A DLPack capsule of the tensor, or of a dense and aligned copy where it is not so."""
-    if not (
-        copied
-        or tensor.data_ptr() & _ALIGNMENT_MASK
-        or not tensor.is_contiguous()
-        or tensor.is_neg()
-    ):
-        return to_dlpack(tensor)
-    return to_dlpack(tensor.detach().clone(memory_format=torch.contiguous_format))
+def exported(tensor: torch.Tensor, pointer: int, copied: bool) -> Any:
+    """A DLPack capsule of the tensor at `pointer`, or of a dense and aligned copy of it."""
+    if copied or pointer & _ALIGNMENT_MASK or not tensor.is_contiguous() or tensor.is_neg():
+        tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return to_dlpack(tensor)
 
 
 @dataclass
@@ -55,14 +50,15 @@ class CompiledPart:
     def __call__(self, *inputs: Any) -> list[torch.Tensor]:
         threads = torch.get_num_threads() if self.threaded else 0
         session = self.weights.session([inputs[i] for i in self.weight_positions], threads)
-        capsules, taken = [], set()
+        arguments, taken = [], set()
         for i in self.arguments:
             value = inputs[i]
             if isinstance(value, torch.Tensor):
-                taken.add(value.data_ptr())
-                value = exported(value, i in self.copied)
-            capsules.append(value)
-        results = [from_dlpack(capsule) for capsule in session(capsules, self.result_count)]
+                pointer = value.data_ptr()
+                taken.add(pointer)
+                value = exported(value, pointer, i in self.copied)
+            arguments.append(value)
+        results = [from_dlpack(capsule) for capsule in session(arguments, self.result_count)]
         for i, result in enumerate(results):
             pointer = result.data_ptr()
             if pointer not in taken:
@@ -100,7 +96,7 @@ class Executor:
             self._steps.append((function, inputs, outputs))
         self._results = [self._source(leaf) for leaf in graph.output_node().args[0]]
         self._makers = [_maker(output) for output in signature.outputs]
-        self._plain = self._is_plain()
+        self._plain = callables[0] if self._is_plain() else None
 
     def _source(self, node: fx.Node) -> int | str:
         """Where a value comes from at run time: a slot, or an expression over symbols."""
@@ -126,8 +122,8 @@ class Executor:
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The leaves of what the model returns."""
-        if self._plain:
-            return self._steps[0][0](*arguments)
+        if self._plain is not None:
+            return self._plain(*arguments)
         if self._mutated and _overlap(arguments, self._mutated):
             warnings.warn(
                 "flambeau: an argument that is changed in place shares storage with another one; "

@@ -14,9 +14,11 @@ from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 from ..dialects.context import make_context
 from ..errors import UnsupportedOp
 from ..passes.bind_parameters import PARAMETER
-from .graphs import calls, placeholders
+from .graphs import calls, is_scalar, placeholders
 
 ENTRY = "main"
+
+aten = torch.ops.aten
 
 
 class _NamedLocations(ContextCache):
@@ -36,7 +38,7 @@ def import_graph(graph: fx.Graph, parameters: Mapping[int, str]) -> bytes:
     context = make_context()
     importer = FxImporter(context=context)
     importer._cc = _NamedLocations(context, py_attr_tracker=importer._py_attr_tracker)
-    _use_scalar_overloads(graph)
+    _spell_as_torch_dialect(graph)
     try:
         function = importer.import_stateless_graph(graph, func_name=ENTRY)
     except Exception as error:
@@ -52,14 +54,28 @@ def import_graph(graph: fx.Graph, parameters: Mapping[int, str]) -> bytes:
     return buffer.getvalue()
 
 
-def _use_scalar_overloads(graph: fx.Graph) -> None:
-    """`mul.Tensor(x, a run-time number)` is `mul.Scalar` in the torch dialect."""
+_SYNONYMS = {
+    aten.__and__: aten.bitwise_and,
+    aten.__or__: aten.bitwise_or,
+    aten.__xor__: aten.bitwise_xor,
+    aten.__lshift__: aten.bitwise_left_shift,
+    aten.__rshift__: aten.bitwise_right_shift,
+}
+
+
+def _spell_as_torch_dialect(graph: fx.Graph) -> None:
+    """Name ops as torch-mlir lowers them: one of two synonyms, scalar overloads for numbers."""
     for node in calls(graph):
         op: Any = node.target
-        if isinstance(op, torch._ops.OpOverload) and op._overloadname == "Tensor":
-            operand = node.args[1] if len(node.args) > 1 else None
-            number = isinstance(operand, fx.Node) and not isinstance(
-                operand.meta.get("val"), (torch.Tensor, list, tuple)
-            )
-            if number and "Scalar" in op.overloadpacket.overloads():
-                node.target = op.overloadpacket.Scalar
+        if not isinstance(op, torch._ops.OpOverload):
+            continue
+        if op.overloadpacket in _SYNONYMS:
+            op = node.target = getattr(_SYNONYMS[op.overloadpacket], op._overloadname)
+        operand = node.args[1] if len(node.args) > 1 else None
+        if (
+            op._overloadname == "Tensor"
+            and isinstance(operand, fx.Node)
+            and is_scalar(operand)
+            and "Scalar" in op.overloadpacket.overloads()
+        ):
+            node.target = op.overloadpacket.Scalar
