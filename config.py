@@ -16,6 +16,9 @@ class Config:
     reproducer_dir: Path | None = None
     """Where reproducers of failed compilations go; None is a `flambeau` folder in the system's temporary one."""
 
+    check_indices: bool = True
+    """Whether programs check indices as eager does; without, one out of range reads anything."""
+
     tiny_program_flops: int = 1_000_000
     """Programs of fewer floating-point operations run on the calling thread, without worker threads."""
 

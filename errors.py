@@ -45,6 +45,10 @@ class TargetError(_NativeFailure):
     """A target is unknown, cannot run here, or its compiler failed; `reproducer` may replay it."""
 
 
+class IndexOutOfRange(FlambeauError, IndexError, RuntimeError):
+    """An index in a compiled program is out of range; eager raises one of its other bases."""
+
+
 class ArtifactError(FlambeauError):
     """A saved artifact is damaged, foreign or not meant for this machine."""
 

@@ -12,24 +12,25 @@ from torch import fx
 from ..errors import CaptureError, FallbackWarning, UnsupportedOp
 from .autograd import Call, Differentiable, requires_grad
 from .capture import Captured, capture
-from .compile import Build, compile_captured
+from .compile import Build, compile_graph
 from .graphs import calls, placeholders
 
 
-def compile_graph(
+def compile_dynamo(
     graph: fx.GraphModule, examples: Sequence[Any], build: Build, strict: bool = False
 ) -> Callable[..., Any]:
     """A callable for a graph of Dynamo's, with its arguments and outputs.
 
     Dynamo's guards answer for shapes, dtypes, strides, devices and grad mode at each call.
     """
+    kinds = _kinds(graph, examples)
     try:
-        captured = capture(graph, kinds=_kinds(graph, examples))
+        compiled = compile_graph(lambda more: capture(graph, more, kinds=kinds), build, strict)
     except CaptureError as error:
         return _in_eager(graph, str(error), strict)
+    captured = compiled.captured
     if not calls(captured.module.graph):
         return graph
-    compiled = compile_captured(captured, build, strict)
     call: Call = compiled.executor
     if torch.is_grad_enabled() and any(map(requires_grad, examples)):
         call = Differentiable(call, captured, strict)

@@ -19,6 +19,10 @@ aten = torch.ops.aten
 BY_DESIGN = ""
 """The reason of nodes that lose nothing in eager: they get no warning."""
 
+_UNKNOWN = "torch-mlir does not know it"
+EXPANDABLE = {_UNKNOWN}
+"""Reasons that may not hold for the ops that PyTorch decomposes an op into."""
+
 _DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -103,7 +107,7 @@ def _unknown(node: fx.Node) -> str | None:
         return "a custom operator"
     overload = f".{schema.overload_name}" if schema.overload_name else ""
     if not _is_known_to_torch_mlir(f"torch.{namespace}.{name}{overload}"):
-        return "torch-mlir does not know it"
+        return _UNKNOWN
     return None
 
 

@@ -20,9 +20,11 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..config import config
 from ..errors import CaptureError
 from . import layout
-from .decompositions import TABLE
+from .bounds import add_checks
+from .decompositions import TABLE, Decompositions
 from .graphs import calls, example_value, placeholders
 from .signature import Input, Output, Signature, Size, Symbol, TensorSpec
 from .state import Slot
@@ -68,13 +70,14 @@ def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
 
 def capture(
     dynamo_graph: fx.GraphModule,
+    expanded: Decompositions | None = None,
     kinds: Mapping[int, str] | None = None,
     names: Mapping[int, str] | None = None,
     slots: Mapping[int, Slot] | None = None,
 ) -> Captured:
     """The functional graph of a graph of Dynamo's, which stays as it is.
 
-    `kinds` says which arguments are state, `names` what users call them, `slots` where a module
+    `expanded` are ops to decompose beside those that always are. `kinds` says which arguments are state, `names` what users call them, `slots` where a module
     keeps a tensor, by its id. Raises CaptureError for what has no such graph: tensor subclasses,
     arguments whose shape or storage the graph changes, other devices.
     """
@@ -91,7 +94,7 @@ def capture(
     plan = _Outputs(arguments, module.graph)
     plan.rewrite(module)
     fake_mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
-    functional, mutations = _functionalize(module, values, fake_mode)
+    functional, mutations = _functionalize(module, values, fake_mode, {**(expanded or {}), **TABLE})
     constants = _lift_tensors(functional)
     for i in constants:
         argument = placeholders(functional.graph)[i]
@@ -99,6 +102,8 @@ def capture(
     state |= constants
     plan.normalise_layouts(functional.graph, len(mutations), fake_mode)
     _simplify(functional)
+    checks = add_checks(functional.graph, fake_mode) if config.check_indices else ()
+    functional.recompile()
     describe = _Describe(state, kinds or {}, names or {}, slots or {})
     inputs = _inputs(module.graph, functional.graph, dict(mutations), describe)
     signature = Signature(
@@ -106,7 +111,7 @@ def capture(
         outputs=plan.signature(len(mutations)),
         mutations=tuple(mutations),
         symbols=tuple(_symbols(functional.graph, fake_mode)),
-        result_count=len(functional.graph.output_node().args[0]),
+        checks=checks,
     )
     return Captured(functional, signature, fake_mode, state, eager)
 
@@ -291,7 +296,10 @@ def _uses_autocast(graph: fx.Graph) -> bool:
 
 
 def _functionalize(
-    module: fx.GraphModule, values: list[Any], fake_mode: FakeTensorMode
+    module: fx.GraphModule,
+    values: list[Any],
+    fake_mode: FakeTensorMode,
+    decompositions: Decompositions,
 ) -> tuple[fx.GraphModule, list[tuple[int, int]]]:
     """The ATen graph without mutations: new values of mutated arguments first, then results.
 
@@ -305,7 +313,7 @@ def _functionalize(
                 tuple(values),
                 trace_joint=False,
                 pre_dispatch=not _uses_autocast(module.graph),
-                decompositions=TABLE,
+                decompositions=dict(decompositions),
             )
     except Exception as error:
         raise CaptureError(f"no functional graph: {_reason(error)}") from error
@@ -375,7 +383,7 @@ def _inputs(
     inputs = []
     for i, node in enumerate(placeholders(functional)):
         original = originals.get(i, node)
-        value, known = example_value(original), node.meta["val"]
+        value, known = example_value(original), node.meta.get("val")
         name, kind, persistent = describe(i, str(original.target))
         tensor = symbol = constant = None
         if isinstance(known, torch.Tensor):
@@ -392,7 +400,7 @@ def _symbols(graph: fx.Graph, fake_mode: FakeTensorMode) -> Iterator[Symbol]:
     """Each free symbol with the argument that shows its value."""
     seen: set[str] = set()
     for i, node in enumerate(placeholders(graph)):
-        value = node.meta["val"]
+        value = node.meta.get("val")
         shape = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(None, value)]
         for dim, extent in shape:
             if not isinstance(extent, (torch.SymInt, torch.SymFloat)):

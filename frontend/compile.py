@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,13 +11,14 @@ import torch
 from torch import fx
 
 from ..config import config
-from ..errors import FallbackWarning, PassFailed, TargetError, UnsupportedOp
+from ..errors import CaptureError, FallbackWarning, PassFailed, TargetError, UnsupportedOp
 from .binding import Session, Weights
 from .blame import blame
-from .capability import BY_DESIGN, eager_nodes
+from .capability import BY_DESIGN, EXPANDABLE, eager_nodes
 from .capture import Captured
+from .decompositions import Decompositions, torch_decomposition
 from .executor import CompiledPart, Executor
-from .graphs import calls, hint, placeholders, source_line
+from .graphs import calls, hint, placeholders, source_line, tensors
 from .importer import import_graph
 from .partition import Part, partition
 from .signature import Input
@@ -53,47 +54,96 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Compiled:
-    """An executor, what fell back, and the IR of each compiled part by stage."""
+    """A captured graph's executor, what fell back, and the IR of each compiled part by stage."""
 
+    captured: Captured
     executor: Executor
     fallbacks: tuple[Fallback, ...]
     stages: list[Stages]
 
 
-def compile_captured(
-    captured: Captured, build: Build, strict: bool = False, recover: bool = True
+def compile_graph(
+    trace: Callable[[Decompositions], Captured],
+    build: Build,
+    strict: bool = False,
+    recover: bool = True,
 ) -> Compiled:
     """Compile what can be, run the rest in eager, and warn once of what that is.
 
-    An operator whose lowering fails joins the eager ones, and the graph is tried again, if
-    `recover`; else the failure is raised. Raises UnsupportedOp instead of falling back under
-    `strict`, naming all such operators.
+    An operator that can't be compiled is traced again as what PyTorch decomposes it into, where
+    there is such a thing; else it joins the eager ones. Unless `recover`, a failure in compiling
+    is raised. Raises UnsupportedOp instead of falling back under `strict`, naming all operators.
     """
-    graph = captured.module.graph
-    eager = eager_nodes(graph)
+    expanded: dict[Any, Any] = {}
+    failures: dict[Any, str] = {}
+    added: set[Any] = set()
+    whole: set[Any] = set()
     while True:
-        parts = partition(graph, eager)
-        stages: list[Stages] = []
-        functions: list[Callable[..., Sequence[Any]]] = []
-        failed: dict[fx.Node, str] = {}
-        for part in parts:
-            if not part.compiled:
-                functions.append(part.module)
-                continue
-            stages.append({})
-            try:
-                functions.append(_compile_part(part, captured, build, stages[-1]))
-            except (UnsupportedOp, PassFailed, TargetError) as error:
-                if not recover:
-                    raise
-                failed |= blame(part, graph, error, lambda bytecode: build(bytecode, {}))
-        if not failed:
-            break
-        eager |= failed
+        try:
+            captured = trace(expanded)
+        except CaptureError:
+            if not added:
+                raise
+            # What PyTorch decomposes one of these into can't be traced: leave them whole.
+            whole |= added
+            expanded = {op: f for op, f in expanded.items() if op not in added}
+            added = set()
+            continue
+        graph = captured.module.graph
+        eager = eager_nodes(graph)
+        eager |= {n: failures[k] for n in calls(graph) if (k := _key(n)) in failures and n not in eager}
+        more = _expansions([n for n, why in eager.items() if why in EXPANDABLE], expanded, whole)
+        if not more:
+            attempt = _Attempt(captured, eager, build, recover)
+            if not attempt.failed:
+                break
+            more = _expansions(attempt.failed, expanded, whole)
+            failures |= {_key(node): why for node, why in attempt.failed.items()}
+        added = set(more)
+        expanded |= more
     fallbacks = _fallbacks(eager)
     if fallbacks:
         _report(fallbacks, strict)
-    return Compiled(Executor(captured, parts, functions), fallbacks, stages)
+    executor = Executor(captured, attempt.parts, attempt.functions)
+    return Compiled(captured, executor, fallbacks, attempt.stages)
+
+
+class _Attempt:
+    """The parts of a graph compiled, or `failed`: the nodes that stood in the way."""
+
+    def __init__(
+        self, captured: Captured, eager: Mapping[fx.Node, str], build: Build, recover: bool
+    ):
+        graph = captured.module.graph
+        self.parts = partition(graph, eager)
+        self.stages: list[Stages] = []
+        self.functions: list[Callable[..., Sequence[Any]]] = []
+        self.failed: dict[fx.Node, str] = {}
+        for part in self.parts:
+            if not part.compiled:
+                self.functions.append(part.module)
+                continue
+            self.stages.append({})
+            try:
+                compiled = _compile_part(part, captured, build, self.stages[-1])
+                self.functions.append(compiled)
+            except (UnsupportedOp, PassFailed, TargetError) as error:
+                if not recover:
+                    raise
+                self.failed |= blame(part, graph, error, lambda bytecode: build(bytecode, {}))
+
+
+def _key(node: fx.Node) -> tuple[Any, ...]:
+    """Equal for nodes that would fail alike: the op with the types of all it reads and makes."""
+    types = tensors((node, *node.all_input_nodes))
+    return node.target, *((t.dtype, *map(str, t.shape)) for t in types)
+
+
+def _expansions(
+    nodes: Iterable[fx.Node], expanded: Mapping[Any, Any], whole: set[Any]
+) -> dict[Any, Any]:
+    ops = {node.target for node in nodes} - expanded.keys() - whole
+    return {op: function for op in ops if (function := torch_decomposition(op)) is not None}
 
 
 def _compile_part(part: Part, captured: Captured, build: Build, stages: Stages) -> CompiledPart:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import torch._decomp
 from torch import Tensor
+from torch._export.utils import _collect_all_valid_cia_ops, _get_decomp_for_cia
 
 aten = torch.ops.aten
 
@@ -23,7 +25,20 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
         return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
     return float(_ROUNDING.get(dtype, float)(value))
 
+Decompositions = Mapping[Any, Callable[..., Any]]
+
 TABLE: dict[Any, Callable[..., Any]] = {}
+
+
+def torch_decomposition(op: Any) -> Callable[..., Any] | None:
+    """PyTorch's own decomposition of an op, if it has one."""
+    if not isinstance(op, torch._ops.OpOverload) or op in TABLE:
+        return None
+    if op in torch._decomp.decomposition_table:
+        return torch._decomp.decomposition_table[op]
+    if op in _collect_all_valid_cia_ops():
+        return _get_decomp_for_cia(op)
+    return None
 
 
 def _decompose(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -143,6 +158,17 @@ def batch_norm_inference(
     shift = shift if bias is None else shift + bias
     y = wide * scale.view(shape) + shift.view(shape)
     return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
+
+
+@_decompose(aten.index_add.default)
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+    """As scatter_add, which refuses negative indices too; `index` holds along the other dims."""
+    if x.dim() == 0:
+        return NotImplemented
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    scaled = source if alpha == 1 else source * alpha
+    return x.scatter_add(dim, index.to(torch.int64).view(shape).expand_as(source), scaled)
 
 
 @_decompose(aten._scaled_dot_product_flash_attention_for_cpu.default)

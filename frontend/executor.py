@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from ..errors import FallbackWarning
+from ..errors import FallbackWarning, IndexOutOfRange
 from . import layout
 from .binding import Weights
 from .capture import Captured
@@ -114,6 +115,7 @@ class Executor:
             len(self._steps) == 1
             and not signature.symbols
             and not signature.mutations
+            and not signature.checks
             and self._steps[0][1] == list(range(len(signature.inputs)))
             and self._results == self._steps[0][2]
             and [o.index for o in signature.outputs] == list(range(len(self._results)))
@@ -141,12 +143,20 @@ class Executor:
             for slot, value in zip(outputs, produced, strict=True):
                 values[slot] = value
         results = [values[i] if isinstance(i, int) else evaluate(i, symbols) for i in self._results]
+        if self.signature.checks:
+            self._raise_failed_check(results[-1])
         for target, result in self.signature.mutations:
             _update(arguments[target], results[result])
         return [
             results[output.index] if maker is None else maker(arguments, results, symbols)
             for output, maker in zip(self.signature.outputs, self._makers, strict=True)
         ]
+
+    def _raise_failed_check(self, code: torch.Tensor) -> None:
+        # Read without an op: dispatching one would cost more than the check.
+        number = ctypes.c_int64.from_address(code.data_ptr()).value
+        if number:
+            raise IndexOutOfRange(f"index out of range in {self.signature.checks[number - 1]}")
 
     def _symbols(self, arguments: Sequence[Any]) -> dict[str, Any]:
         symbols = {}

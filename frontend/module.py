@@ -19,7 +19,7 @@ from .autograd import Call, Differentiable, requires_grad
 from .binding import StateChanged
 from .capture import capture
 from .checks import Check
-from .compile import Build, Fallback, compile_captured
+from .compile import Build, Fallback, compile_graph
 from .signature import Signature
 from .state import Slot, state_slots
 from .trace import Traced, argument_names, bind_to, trace
@@ -30,8 +30,13 @@ class _Variant:
 
     def __init__(self, module: nn.Module, traced: Traced, build: Build, strict: bool, recover: bool):
         slots = state_slots(module)
-        captured = capture(traced.graph, names=traced.names, slots=slots)
-        self.compiled = compile_captured(captured, build, strict, recover)
+        self.compiled = compile_graph(
+            lambda expanded: capture(traced.graph, expanded, names=traced.names, slots=slots),
+            build,
+            strict,
+            recover,
+        )
+        captured = self.compiled.captured
         self.signature = captured.signature
         self.traced = traced
         tensors = [captured.state[i] for i in sorted(captured.state)]

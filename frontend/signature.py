@@ -80,15 +80,16 @@ class Symbol:
 class Signature:
     """Inputs in the order of the graph, outputs in the order of the flattened return value.
 
-    `mutations` maps inputs to the result that holds their new value. `result_count` counts what
-    the graph computes: new values and outputs, without aliases.
+    `mutations` maps inputs to the result that holds their new value. `checks` says what the
+    checks in the graph are of: if there are any, the last result is 0, or the number of one that
+    failed, from 1 on.
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     mutations: tuple[tuple[int, int], ...]
     symbols: tuple[Symbol, ...]
-    result_count: int
+    checks: tuple[str, ...]
 
     def to_json(self) -> str:
         """The signature as JSON text, the same for the same signature."""
