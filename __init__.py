@@ -104,11 +104,11 @@ def _torch_compile_backend(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="flambeau")`; `options={"strict": True}` forbids eager parts."""
     from .errors import InputError
-    from .frontend.backend import compile_graph
+    from .frontend.backend import compile_dynamo
 
     given = dict(options or {})
     strict = bool(given.pop("strict", False))
     target = given.pop("target", "llvm-cpu")
     if given:
         raise InputError(f"unknown options {sorted(given)}; there are: strict, target")
-    return compile_graph(graph, example_inputs, _build(target), strict)
+    return compile_dynamo(graph, example_inputs, _build(target), strict)

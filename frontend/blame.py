@@ -9,9 +9,12 @@ from collections.abc import Callable
 from torch import fx
 
 from ..errors import FlambeauError
-from .graphs import calls
+from .graphs import calls, source_line
 from .importer import import_graph
 from .partition import Part, partition
+
+WHOLE = "the graph as a whole"
+"""Begins the reason of nodes that fail only together."""
 
 Check = Callable[[bytes], object]
 
@@ -19,7 +22,7 @@ Check = Callable[[bytes], object]
 def blame(part: Part, graph: fx.Graph, error: FlambeauError, check: Check) -> dict[fx.Node, str]:
     """The nodes of `graph` that made `part` fail, with the reason of each.
 
-    Those that the diagnostics name; else those that can't be imported, or for which `check`
+    Those that the diagnostics name, or whose line they name; else those that can't be imported, or for which `check`
     raises, when alone; else all of the part.
     """
     nodes = {node.name: node for node in calls(graph) if node in part.members}
@@ -27,12 +30,17 @@ def blame(part: Part, graph: fx.Graph, error: FlambeauError, check: Check) -> di
     named = [name for name in re.findall(r'"(\w+)"\(', text) if name in nodes]
     if named:
         return {nodes[named[0]]: summary(text)}
+    # IREE keeps lines but loses names.
+    for line in dict.fromkeys(re.findall(r"^(\S+:\d+):\d+: error", text, re.MULTILINE)):
+        there = [node for node in nodes.values() if source_line(node) == line]
+        if there:
+            return dict.fromkeys(there, summary(text))
     for attempt in (lambda _bytecode: None, check):
         reasons = {node: _fails_alone(node, attempt) for node in nodes.values()}
         found = {node: reason for node, reason in reasons.items() if reason}
         if found:
             return found
-    whole = f"the graph as a whole: {summary(str(error))}"
+    whole = f"{WHOLE}: {summary(str(error))}"
     return dict.fromkeys(nodes.values(), whole)
 
 

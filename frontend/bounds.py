@@ -51,8 +51,7 @@ def add_checks(graph: fx.Graph, fake_mode: FakeTensorMode) -> tuple[str, ...]:
                 with graph.inserting_before(node):
                     bad, safe = _guarded(graph, place.get(node), extent, wraps)
                     checked.append(f"{node.target} at {source_line(node)}")
-                    failed = _call(graph, aten.any.default, bad)
-                    number = _call(graph, aten._to_copy.default, failed, dtype=torch.int64)
+                    number = _call(graph, aten._to_copy.default, bad, dtype=torch.int64)
                     number = _call(graph, aten.mul.Scalar, number, len(checked))
                     code = number if code is None else _call(graph, aten.maximum.default, code, number)
                 place.put(node, safe)
@@ -107,14 +106,24 @@ def _extent(graph: fx.Graph, node: fx.Node, dim: int) -> Any:
 
 
 def _guarded(graph: fx.Graph, index: fx.Node, extent: Any, wraps: bool) -> tuple[fx.Node, fx.Node]:
+    """Whether any index is out of range, and the index with those replaced by 0."""
     if wraps:
         negative = _call(graph, aten.lt.Scalar, index, 0)
         from_end = _call(graph, aten.add.Scalar, index, extent)
         index = _call(graph, aten.where.self, negative, from_end, index)
-    below = _call(graph, aten.lt.Scalar, index, 0)
-    above = _call(graph, aten.ge.Scalar, index, extent)
-    bad = _call(graph, aten.logical_or.default, below, above)
-    return bad, _call(graph, aten.masked_fill.Scalar, index, bad, 0)
+    low, high = index, index
+    if dims := list(range(index.meta["val"].dim())):
+        # Extremes rather than `any` over flags: IREE can't fuse the latter with dynamic sizes.
+        low = _call(graph, aten.amin.default, index, dims)
+        high = _call(graph, aten.amax.default, index, dims)
+    bad = _outside(graph, low, high, extent)
+    return bad, _call(graph, aten.masked_fill.Scalar, index, _outside(graph, index, index, extent), 0)
+
+
+def _outside(graph: fx.Graph, low: fx.Node, high: fx.Node, extent: Any) -> fx.Node:
+    below = _call(graph, aten.lt.Scalar, low, 0)
+    above = _call(graph, aten.ge.Scalar, high, extent)
+    return _call(graph, aten.logical_or.default, below, above)
 
 
 def _call(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch_mlir.extras.fx_importer import TORCH_DTYPE_TO_MLIR_TYPE_ASM
 
 from ..dialects.context import make_context
-from .graphs import calls, is_random, tensors, values
+from .graphs import calls, is_random, is_scalar, tensors, values
 
 aten = torch.ops.aten
 
@@ -160,7 +160,8 @@ def eager_nodes(graph: fx.Graph) -> dict[fx.Node, str]:
     """The nodes that are not compiled, with the reason of each."""
     found: dict[fx.Node, str] = {}
     for node in calls(graph):
-        reason = next((r for rule in _RULES if (r := rule(node)) is not None), None)
+        rules = (_data_dependent,) if is_scalar(node) else _RULES
+        reason = next((r for rule in rules if (r := rule(node)) is not None), None)
         if reason is not None:
             found[node] = reason
     for node in _moved_inputs(graph):

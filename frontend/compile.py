@@ -13,7 +13,7 @@ from torch import fx
 from ..config import config
 from ..errors import CaptureError, FallbackWarning, PassFailed, TargetError, UnsupportedOp
 from .binding import Session, Weights
-from .blame import blame
+from .blame import WHOLE, blame
 from .capability import BY_DESIGN, EXPANDABLE, eager_nodes
 from .capture import Captured
 from .decompositions import Decompositions, torch_decomposition
@@ -97,7 +97,8 @@ def compile_graph(
             attempt = _Attempt(captured, eager, build, recover)
             if not attempt.failed:
                 break
-            more = _expansions(attempt.failed, expanded, whole)
+            alone = [n for n, why in attempt.failed.items() if not why.startswith(WHOLE)]
+            more = _expansions(alone, expanded, whole)
             failures |= {_key(node): why for node, why in attempt.failed.items()}
         added = set(more)
         expanded |= more
