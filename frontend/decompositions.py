@@ -160,6 +160,56 @@ def batch_norm_inference(
     return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
 
 
+_LONGEST_SUM = 512
+"""IREE sums a contraction's terms one after the other; beyond this many, its error (which grows
+as the square root of their number) is more than twice that of a BLAS, which sums in blocks."""
+
+
+def _pieces(depth: Any, dtype: torch.dtype) -> int:
+    """Into how many equal pieces to cut a sum over `depth` terms."""
+    if not isinstance(depth, int) or depth <= 2 * _LONGEST_SUM or dtype is not torch.float32:
+        return 1
+    fitting = (n for n in range(2, 65) if depth % n == 0 and depth // n <= _LONGEST_SUM)
+    return next(fitting, 1)
+
+
+def _mm_in_pieces(x: Tensor, weight: Tensor, pieces: int) -> Tensor:
+    """x @ weight^T, each piece of the sum by itself; x is [m, k], weight [n, k]."""
+    depth = x.shape[1] // pieces
+    left = x.reshape(-1, pieces, depth).transpose(0, 1)
+    right = weight.reshape(-1, pieces, depth).permute(1, 2, 0)
+    return torch.bmm(left, right).sum(0)
+
+
+@_decompose(aten.linear.default)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, long sums in pieces."""
+    pieces = _pieces(weight.shape[-1], x.dtype)
+    if pieces == 1 or weight.dim() != 2:
+        return NotImplemented
+    y = _mm_in_pieces(x.reshape(-1, x.shape[-1]), weight, pieces)
+    y = y.reshape(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + bias
+
+
+@_decompose(aten.mm.default)
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """a b, long sums in pieces."""
+    pieces = _pieces(a.shape[1], a.dtype)
+    return NotImplemented if pieces == 1 else _mm_in_pieces(a, b.t(), pieces)
+
+
+@_decompose(aten.addmm.default)
+def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta c + alpha a b, long sums in pieces."""
+    pieces = _pieces(a.shape[1], a.dtype)
+    if pieces == 1:
+        return NotImplemented
+    product = _mm_in_pieces(a, b.t(), pieces)
+    product = product if alpha == 1 else product * alpha
+    return product + (c if beta == 1 else c * beta)
+
+
 @_decompose(aten.index_add.default)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
     """As scatter_add, which refuses negative indices too; `index` holds along the other dims."""
