@@ -102,7 +102,7 @@ def _torch_compile_backend(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """`torch.compile(model, backend="flambeau")`; `options={"strict": True}` forbids eager parts."""
+    """The backend behind `torch.compile(model, backend="flambeau", options={"strict": True})`."""
     from .errors import InputError
     from .frontend.backend import compile_dynamo
 

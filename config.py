@@ -14,13 +14,13 @@ class Config:
     """Seconds that one native compilation may take before it is stopped."""
 
     reproducer_dir: Path | None = None
-    """Where reproducers of failed compilations go; None is a `flambeau` folder in the system's temporary one."""
+    """Where reproducers of failed compilations go; None: in the system's temporary folder."""
 
     check_indices: bool = True
     """Whether programs check indices as eager does; without, one out of range reads anything."""
 
     tiny_program_flops: int = 1_000_000
-    """Programs of fewer floating-point operations run on the calling thread, without worker threads."""
+    """Programs of fewer operations than this run on the calling thread, without workers."""
 
 
 config = Config()

@@ -38,7 +38,7 @@ class _NativeFailure(FlambeauError):
 
 
 class PassFailed(_NativeFailure):
-    """A pass over MLIR failed, crashed or ran out of time; `reproducer` is a file that replays it."""
+    """A pass over MLIR failed, crashed or ran out of time; `reproducer` replays it."""
 
 
 class TargetError(_NativeFailure):

@@ -33,7 +33,7 @@ class HelperDied(Exception):
 
 class _Helper:
     def __init__(self) -> None:
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the helper
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -43,10 +43,16 @@ class _Helper:
 
     def call(self, function: Callable[..., T], args: tuple[Any, ...], timeout: float) -> T:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         start = self._stderr.seek(0, os.SEEK_END)
         expired = threading.Event()
-        timer = threading.Timer(timeout, lambda: (expired.set(), process.kill()))
+
+        def stop() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, stop)
         timer.daemon = True
         timer.start()
         try:

@@ -12,7 +12,7 @@ from .config import config
 
 
 def write_reproducer(bytecode: bytes, to_text: Callable[[bytes], str], command: str) -> Path:
-    """Write the module as text (as bytecode if it can't be printed) with the command that replays it.
+    """Write the module as text, or as bytecode where it can't be printed, with a command.
 
     `to_text` runs in a helper process. FILE in `command` stands for the path.
     """

@@ -35,7 +35,8 @@ def compile_dynamo(
     if torch.is_grad_enabled() and any(map(requires_grad, examples)):
         call = Differentiable(call, captured, strict)
     call = _bound(call, captured, examples)
-    return lambda *arguments: call(arguments)
+    plain = compiled.executor.plain
+    return plain if call is compiled.executor and plain else lambda *arguments: call(arguments)
 
 
 def _kinds(graph: fx.GraphModule, examples: Sequence[Any]) -> dict[int, str]:

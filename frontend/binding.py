@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-Session = Callable[[Sequence[Any], int], list[Any]]
+Session = Callable[[Sequence[Any]], list[Any]]
 Bind = Callable[[dict[str, Any], int], Session]
 
 _SESSIONS_KEPT = 64
@@ -21,86 +21,78 @@ class StateChanged(Exception):
     """A weight has another dtype or shape than the program was compiled for."""
 
 
-def flat_bytes(tensor: torch.Tensor) -> Any:
-    """The tensor's bytes in row-major order, without a copy where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+@dataclass(frozen=True)
+class Weight:
+    """An input of a part that is a weight: its position, the program's key for it, its type."""
 
+    position: int
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
-def version(tensor: torch.Tensor) -> int:
-    """Counts writes in place (but not those through `.data`); inference tensors don't count."""
-    return -1 if tensor.is_inference() else tensor._version
+    def bytes(self, tensor: torch.Tensor) -> Any:
+        """The tensor's bytes in row-major order, without a copy where it is contiguous."""
+        if tensor.dtype is not self.dtype or tuple(tensor.shape) != self.shape:
+            raise StateChanged(self.key)
+        return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """A session with the weights that it is bound to, as they were then."""
+class Bound:
+    """A session with the weights it is bound to, as they were then.
 
-    tensors: tuple[torch.Tensor, ...]
-    versions: tuple[int, ...]
-    pointers: tuple[int, ...]
-    threads: int
+    `seen` holds for each weight its position, the tensor, its address and its version. The
+    version counts writes in place, but not those through `.data`; inference tensors have none.
+    """
+
     session: Session
+    threads: int
+    seen: tuple[tuple[int, torch.Tensor, int, int | None], ...]
 
-    def is_current(self, tensors: Sequence[torch.Tensor], threads: int) -> bool:
-        if threads != self.threads:
-            return False
-        for tensor, bound, pointer in zip(tensors, self.tensors, self.pointers, strict=True):
-            if tensor is not bound or tensor.data_ptr() != pointer:
-                return False
-        return self._versions(tensors) == self.versions
-
-    @staticmethod
-    def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        try:
-            return tuple([tensor._version for tensor in tensors])
-        except RuntimeError:
-            return tuple(map(version, tensors))
+    def is_current(self, inputs: Sequence[Any], threads: int) -> bool:
+        """Whether these inputs have the same weights, unchanged."""
+        return threads == self.threads and all(
+            inputs[position] is tensor
+            and tensor.data_ptr() == address
+            and (version is None or tensor._version == version)
+            for position, tensor, address, version in self.seen
+        )
 
 
 class Weights:
-    """Sessions of one program, by the weights they are bound to.
+    """Sessions of one program, by the weights they are bound to."""
 
-    `specs` are the dtype and shape that each weight has to have.
-    """
-
-    def __init__(self, bind: Bind, keys: Sequence[str], specs: Sequence[tuple[Any, ...]]):
+    def __init__(self, bind: Bind, weights: Sequence[Weight]):
         self._bind = bind
-        self._keys = keys
-        self._specs = specs
+        self._weights = weights
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
-        self._last: _Bound | None = None
+        self._known: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
+        self.last: Bound | None = None
 
-    def session(self, tensors: Sequence[torch.Tensor], threads: int) -> Session:
-        """The session for these weights as they are now."""
-        last = self._last
-        if last is not None and last.is_current(tensors, threads):
-            return last.session
+    def bound(self, inputs: Sequence[Any], threads: int) -> Bound:
+        """The session for the weights among these inputs as they are now."""
         with self._lock:
-            return self._find(tensors, threads)
+            identity = (threads, *(id(inputs[weight.position]) for weight in self._weights))
+            bound = self._known.get(identity)
+            if bound is None or not bound.is_current(inputs, threads):
+                bound = self._known[identity] = self._new(inputs, threads)
+                while len(self._known) > _SESSIONS_KEPT:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(identity)
+            self.last = bound
+            return bound
 
-    def _find(self, tensors: Sequence[torch.Tensor], threads: int) -> Session:
-        identity = (threads, *map(id, tensors))
-        bound = self._known.get(identity)
-        if bound is None or not bound.is_current(tensors, threads):
-            bound = self._known[identity] = self._new(tensors, threads)
-            while len(self._known) > _SESSIONS_KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(identity)
-        self._last = bound
-        return bound.session
-
-    def _new(self, tensors: Sequence[torch.Tensor], threads: int) -> _Bound:
-        for key, tensor, spec in zip(self._keys, tensors, self._specs, strict=True):
-            if (tensor.dtype, *tensor.shape) != spec:
-                raise StateChanged(key)
-        versions = tuple(map(version, tensors))
-        pointers = tuple(tensor.data_ptr() for tensor in tensors)
-        views = dict(zip(self._keys, map(flat_bytes, tensors), strict=True))
-        return _Bound(tuple(tensors), versions, pointers, threads, self._bind(views, threads))
+    def _new(self, inputs: Sequence[Any], threads: int) -> Bound:
+        seen = []
+        for weight in self._weights:
+            tensor = inputs[weight.position]
+            version = None if tensor.is_inference() else tensor._version
+            seen.append((weight.position, tensor, tensor.data_ptr(), version))
+        views = {weight.key: weight.bytes(inputs[weight.position]) for weight in self._weights}
+        return Bound(self._bind(views, threads), threads, tuple(seen))
 
     def forget(self) -> None:
         """Bind again at the next call, whatever the weights look like."""
         with self._lock:
             self._known.clear()
-            self._last = None
+            self.last = None

@@ -22,8 +22,8 @@ Check = Callable[[bytes], object]
 def blame(part: Part, graph: fx.Graph, error: FlambeauError, check: Check) -> dict[fx.Node, str]:
     """The nodes of `graph` that made `part` fail, with the reason of each.
 
-    Those that the diagnostics name, or whose line they name; else those that can't be imported, or for which `check`
-    raises, when alone; else all of the part.
+    Those that the diagnostics name, or whose line they name; else those that can't be imported,
+    or for which `check` raises, when alone; else all of the part.
     """
     nodes = {node.name: node for node in calls(graph) if node in part.members}
     text = getattr(error, "diagnostics", "") or str(error)

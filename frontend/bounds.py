@@ -53,7 +53,9 @@ def add_checks(graph: fx.Graph, fake_mode: FakeTensorMode) -> tuple[str, ...]:
                     checked.append(f"{node.target} at {source_line(node)}")
                     number = _call(graph, aten._to_copy.default, bad, dtype=torch.int64)
                     number = _call(graph, aten.mul.Scalar, number, len(checked))
-                    code = number if code is None else _call(graph, aten.maximum.default, code, number)
+                    if code is not None:
+                        number = _call(graph, aten.maximum.default, code, number)
+                    code = number
                 place.put(node, safe)
     if code is not None:
         output = graph.output_node()
@@ -117,7 +119,8 @@ def _guarded(graph: fx.Graph, index: fx.Node, extent: Any, wraps: bool) -> tuple
         low = _call(graph, aten.amin.default, index, dims)
         high = _call(graph, aten.amax.default, index, dims)
     bad = _outside(graph, low, high, extent)
-    return bad, _call(graph, aten.masked_fill.Scalar, index, _outside(graph, index, index, extent), 0)
+    each = _outside(graph, index, index, extent)
+    return bad, _call(graph, aten.masked_fill.Scalar, index, each, 0)
 
 
 def _outside(graph: fx.Graph, low: fx.Node, high: fx.Node, extent: Any) -> fx.Node:

@@ -29,6 +29,8 @@ from .graphs import calls, example_value, placeholders
 from .signature import Input, Output, Signature, Size, Symbol, TensorSpec
 from .state import Slot
 
+aten = torch.ops.aten
+
 
 @dataclass
 class Captured:
@@ -77,9 +79,10 @@ def capture(
 ) -> Captured:
     """The functional graph of a graph of Dynamo's, which stays as it is.
 
-    `expanded` are ops to decompose beside those that always are. `kinds` says which arguments are state, `names` what users call them, `slots` where a module
-    keeps a tensor, by its id. Raises CaptureError for what has no such graph: tensor subclasses,
-    arguments whose shape or storage the graph changes, other devices.
+    `expanded` are ops to decompose beside those that always are. `kinds` says which arguments are
+    state, `names` what users call them, `slots` where a module keeps a tensor, by its id. Raises
+    CaptureError for what has no such graph: tensor subclasses, arguments whose shape or storage
+    the graph changes, other devices.
     """
     module = fx.GraphModule(dynamo_graph, _copy(dynamo_graph.graph))
     _drop_inactive_dropout(module.graph)
@@ -136,7 +139,7 @@ def _refuse(values: list[Any]) -> None:
 
 
 def _lift_tensors(module: fx.GraphModule) -> dict[int, torch.Tensor]:
-    """Turn tensors that the graph reads from the module into arguments; returns them by position."""
+    """Turn tensors that the graph reads from its module into arguments; gives their positions."""
     graph, lifted = module.graph, {}
     arguments: dict[str, fx.Node] = {}
     position = len(placeholders(graph))
@@ -163,7 +166,7 @@ def _lift_tensors(module: fx.GraphModule) -> dict[int, torch.Tensor]:
 
 
 def _lift_floats(graph: fx.Graph) -> None:
-    """Dynamo passes a changing float as a 0-d tensor and calls `item()`: make it a float argument."""
+    """Make floats of those that Dynamo passes as 0-d tensors and reads by `item()`."""
     for node in graph.find_nodes(op="call_method", target="item"):
         source = node.args[0]
         if source.op == "placeholder" and isinstance(example_value(node), torch.SymFloat):
@@ -201,7 +204,7 @@ def _storage(value: Any) -> Any:
 
 
 class _Outputs:
-    """Sorts what a graph returns into results to compute, and views, scalars and constants to make."""
+    """Sorts what a graph returns: results to compute; views, scalars and constants to make."""
 
     def __init__(self, arguments: list[fx.Node], graph: fx.Graph):
         (self._returned,) = graph.output_node().args
@@ -339,17 +342,17 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
-_MARKERS = {torch._C._set_grad_enabled, torch.ops.aten._assert_tensor_metadata.default}
+_IDENTITIES = {aten.detach.default, aten.lift_fresh_copy.default}
+_MARKERS = {torch._C._set_grad_enabled, aten._assert_tensor_metadata.default}
 
 
 def _simplify(module: fx.GraphModule) -> None:
     """Drop what means nothing in a functional graph without gradients."""
     graph = module.graph
     for node in list(graph.nodes):
-        if node.target in _IDENTITIES and node.args[0].op != "placeholder":
-            node.replace_all_uses_with(node.args[0])
-        elif node.target is torch.ops.aten.lift_fresh_copy.default:
+        if (
+            node.target in _IDENTITIES and node.args[0].op != "placeholder"
+        ) or node.target is torch.ops.aten.lift_fresh_copy.default:
             node.replace_all_uses_with(node.args[0])
         if node.op == "call_function" and (
             node.target in _MARKERS or not (node.users or node.is_impure())

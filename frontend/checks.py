@@ -97,7 +97,7 @@ class Check:
             self._refuse(value)
 
     def verify_range(self, symbol: Symbol, value: Any) -> None:
-        """Raise InputError where a size is above its upper bound, or below one that was asked for."""
+        """Raise InputError where a size is above its upper bound, or below one asked for."""
         low = symbol.lower if symbol.lower is not None and symbol.lower > 2 else None
         if (low is not None and value < low) or (symbol.upper is not None and value > symbol.upper):
             where = self.given.name + ("" if symbol.dim is None else f".shape[{symbol.dim}]")

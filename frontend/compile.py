@@ -12,7 +12,7 @@ from torch import fx
 
 from ..config import config
 from ..errors import CaptureError, FallbackWarning, PassFailed, TargetError, UnsupportedOp
-from .binding import Session, Weights
+from .binding import Session, Weight, Weights
 from .blame import WHOLE, blame
 from .capability import BY_DESIGN, EXPANDABLE, eager_nodes
 from .capture import Captured
@@ -20,7 +20,7 @@ from .decompositions import Decompositions, torch_decomposition
 from .executor import CompiledPart, Executor
 from .graphs import calls, hint, placeholders, source_line, tensors
 from .importer import import_graph
-from .partition import Part, partition
+from .partition import Part, partition, positions
 from .signature import Input
 
 Stages = dict[str, bytes]
@@ -91,7 +91,9 @@ def compile_graph(
             continue
         graph = captured.module.graph
         eager = eager_nodes(graph)
-        eager |= {n: failures[k] for n in calls(graph) if (k := _key(n)) in failures and n not in eager}
+        eager |= {
+            n: failures[k] for n in calls(graph) if (k := _key(n)) in failures and n not in eager
+        }
         more = _expansions([n for n, why in eager.items() if why in EXPANDABLE], expanded, whole)
         if not more:
             attempt = _Attempt(captured, eager, build, recover)
@@ -126,12 +128,29 @@ class _Attempt:
                 continue
             self.stages.append({})
             try:
-                compiled = _compile_part(part, captured, build, self.stages[-1])
+                compiled = self._compile(part, captured, build, self.stages[-1])
                 self.functions.append(compiled)
             except (UnsupportedOp, PassFailed, TargetError) as error:
                 if not recover:
                     raise
                 self.failed |= blame(part, graph, error, lambda bytecode: build(bytecode, {}))
+
+    def _compile(
+        self, part: Part, captured: Captured, build: Build, stages: Stages
+    ) -> CompiledPart:
+        where = positions(self.parts, part)
+        keys = {i: f"w{i}" for i in _weights(part, captured)}
+        program = build(import_graph(part.module.graph, keys), stages)
+        arguments = [where[i] for i in range(len(part.inputs)) if i not in keys]
+        updates = {result: where[i] for result, i in _updates(part, captured).items()}
+        weights = [_weight(part.inputs[i], where[i], key) for i, key in keys.items()]
+        return CompiledPart(
+            Weights(program.bind, weights),
+            tuple(arguments),
+            copied=frozenset(arguments[i] for i in program.written) - frozenset(updates.values()),
+            updates=updates,
+            threaded=_work(part.module.graph) >= config.tiny_program_flops,
+        )
 
 
 def _key(node: fx.Node) -> tuple[Any, ...]:
@@ -147,32 +166,16 @@ def _expansions(
     return {op: function for op in ops if (function := torch_decomposition(op)) is not None}
 
 
-def _compile_part(part: Part, captured: Captured, build: Build, stages: Stages) -> CompiledPart:
-    weights = _weights(part, captured)
-    keys = [f"w{i}" for i in weights]
-    bytecode = import_graph(part.module.graph, dict(zip(weights, keys, strict=True)))
-    program = build(bytecode, stages)
-    values = [part.inputs[i].meta["val"] for i in weights]
-    specs = [(value.dtype, *map(int, value.shape)) for value in values]
-    arguments = tuple(i for i in range(len(part.inputs)) if i not in weights)
-    updates = _updates(part, captured)
-    written = frozenset(arguments[i] for i in program.written)
-    return CompiledPart(
-        Weights(program.bind, keys, specs),
-        weights,
-        arguments,
-        copied=written - frozenset(updates.values()),
-        updates=updates,
-        result_count=len(part.outputs),
-        threaded=_work(part.module.graph) >= config.tiny_program_flops,
-    )
-
-
-def _weights(part: Part, captured: Captured) -> tuple[int, ...]:
+def _weights(part: Part, captured: Captured) -> list[int]:
     """Inputs of the part that are state of the module which the graph does not change."""
     given = dict(zip(placeholders(captured.module.graph), captured.signature.inputs, strict=True))
     inputs = enumerate(part.inputs)
-    return tuple(i for i, node in inputs if node in given and _is_weight(given[node]))
+    return [i for i, node in inputs if node in given and _is_weight(given[node])]
+
+
+def _weight(node: fx.Node, position: int, key: str) -> Weight:
+    value = node.meta["val"]
+    return Weight(position, key, value.dtype, tuple(map(int, value.shape)))
 
 
 def _is_weight(given: Input) -> bool:

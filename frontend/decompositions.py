@@ -14,7 +14,7 @@ from torch._export.utils import _collect_all_valid_cia_ops, _get_decomp_for_cia
 
 aten = torch.ops.aten
 
-_ROUNDING = {torch.float32: np.float32, torch.float16: np.float16}
+_ROUNDING: dict[Any, Any] = {torch.float32: np.float32, torch.float16: np.float16}
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
@@ -24,6 +24,7 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
         bits += 0x7FFF + (bits >> 16 & 1)
         return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
     return float(_ROUNDING.get(dtype, float)(value))
+
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 

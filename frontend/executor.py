@@ -1,4 +1,4 @@
-"""Runs a captured graph: compiled and eager parts, then mutations, aliases and strides as eager's."""
+"""Runs a captured graph: compiled and eager parts; mutations, aliases and strides as eager's."""
 
 from __future__ import annotations
 
@@ -11,60 +11,71 @@ from typing import Any
 import torch
 from torch import fx
 from torch.autograd.graph import increment_version
-from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from ..errors import FallbackWarning, IndexOutOfRange
 from . import layout
 from .binding import Weights
 from .capture import Captured
 from .graphs import placeholders
-from .partition import Part
+from .partition import Part, is_direct
 from .signature import Output, evaluate, evaluate_all
+
+from_dlpack, to_dlpack = torch._C._from_dlpack, torch._C._to_dlpack
 
 _ALIGNMENT_MASK = 63
 """IREE's kernels expect buffers at 64-byte boundaries."""
 
 
-def exported(tensor: torch.Tensor, pointer: int, copied: bool) -> Any:
-    """A DLPack capsule of the tensor at `pointer`, or of a dense and aligned copy of it."""
-    if copied or pointer & _ALIGNMENT_MASK or not tensor.is_contiguous() or tensor.is_neg():
-        tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return to_dlpack(tensor)
-
-
 @dataclass
 class CompiledPart:
-    """A program, with the positions of its weights and arguments among the part's inputs.
+    """A program, with the positions of its arguments among the part's inputs.
 
     `copied` are the arguments that the program writes to and that must not change; `updates`
     maps results to the arguments whose new value they are.
     """
 
     weights: Weights
-    weight_positions: tuple[int, ...]
     arguments: tuple[int, ...]
     copied: frozenset[int]
     updates: dict[int, int]
-    result_count: int
     threaded: bool
 
     def __call__(self, *inputs: Any) -> list[torch.Tensor]:
+        # One frame and no comprehensions: under torch.compile each frame costs microseconds.
         threads = torch.get_num_threads() if self.threaded else 0
-        session = self.weights.session([inputs[i] for i in self.weight_positions], threads)
+        bound = self.weights.last
+        if bound is None or bound.threads != threads:
+            bound = self.weights.bound(inputs, threads)
+        for position, tensor, address, version in bound.seen:
+            if (
+                inputs[position] is not tensor
+                or tensor.data_ptr() != address
+                or (version is not None and tensor._version != version)
+            ):
+                bound = self.weights.bound(inputs, threads)
+                break
         arguments, taken = [], set()
         for i in self.arguments:
             value = inputs[i]
             if isinstance(value, torch.Tensor):
-                pointer = value.data_ptr()
-                taken.add(pointer)
-                value = exported(value, pointer, i in self.copied)
+                address = value.data_ptr()
+                taken.add(address)
+                if (
+                    address & _ALIGNMENT_MASK
+                    or i in self.copied
+                    or not value.is_contiguous()
+                    or value.is_neg()
+                ):
+                    value = value.detach().clone(memory_format=torch.contiguous_format)
+                value = to_dlpack(value)
             arguments.append(value)
-        results = [from_dlpack(capsule) for capsule in session(arguments, self.result_count)]
-        for i, result in enumerate(results):
-            pointer = result.data_ptr()
-            if pointer not in taken:
-                taken.add(pointer)
-            elif pointer and not (i in self.updates and self._is_update(i, pointer, inputs)):
+        results = bound.session(arguments)
+        for i, capsule in enumerate(results):
+            result = results[i] = from_dlpack(capsule)
+            address = result.data_ptr()
+            if address not in taken:
+                taken.add(address)
+            elif address and not (i in self.updates and self._is_update(i, address, inputs)):
                 # IREE hands back an argument's memory, or one buffer twice: eager never does.
                 results[i] = result.clone()
         return results
@@ -92,12 +103,14 @@ class Executor:
         self._slots = {node: i for i, node in enumerate(arguments)}
         self._steps = []
         for part, function in zip(parts, callables, strict=True):
-            inputs = [self._source(node) for node in part.inputs]
+            inputs: list[int | str] = [self._source(node) for node in part.inputs]
+            if is_direct(parts) and part.compiled:
+                inputs = list(range(len(arguments)))
             outputs = [self._slots.setdefault(node, len(self._slots)) for node in part.outputs]
             self._steps.append((function, inputs, outputs))
         self._results = [self._source(leaf) for leaf in graph.output_node().args[0]]
         self._makers = [_maker(output) for output in signature.outputs]
-        self._plain = callables[0] if self._is_plain() else None
+        self.plain = callables[0] if self._is_plain() else None
 
     def _source(self, node: fx.Node) -> int | str:
         """Where a value comes from at run time: a slot, or an expression over symbols."""
@@ -124,8 +137,8 @@ class Executor:
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The leaves of what the model returns."""
-        if self._plain is not None:
-            return self._plain(*arguments)
+        if self.plain is not None:
+            return self.plain(*arguments)
         if self._mutated and _overlap(arguments, self._mutated):
             warnings.warn(
                 "flambeau: an argument that is changed in place shares storage with another one; "

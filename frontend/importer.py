@@ -1,4 +1,4 @@
-"""A functional ATen graph to the torch dialect, by torch-mlir's FxImporter. No weight enters MLIR."""
+"""A functional ATen graph to the torch dialect, by torch-mlir's FxImporter, without weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class _NamedLocations(ContextCache):
-    """Source lines as torch-mlir finds them, under the name of the node: a diagnostic names both."""
+    """Source lines as torch-mlir finds them, under the name of the node."""
 
     def get_node_location(self, node: fx.Node) -> ir.Location | None:
         line = super().get_node_location(node)
@@ -44,10 +44,9 @@ def import_graph(graph: fx.Graph, parameters: Mapping[int, str]) -> bytes:
     except Exception as error:
         raise UnsupportedOp(f"torch-mlir's importer: {type(error).__name__}: {error}") from error
     with context:
-        marks = [
-            ir.DictAttr.get({PARAMETER: ir.StringAttr.get(parameters[i])} if i in parameters else {})
-            for i in range(len(placeholders(graph)))
-        ]
+        marks = [ir.DictAttr.get({}) for _ in placeholders(graph)]
+        for i, key in parameters.items():
+            marks[i] = ir.DictAttr.get({PARAMETER: ir.StringAttr.get(key)})
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(marks)
     buffer = io.BytesIO()
     importer.module_op.write_bytecode(buffer)

@@ -1,4 +1,4 @@
-"""How a result lies in memory: eager's strides, from a program that writes dense row-major buffers."""
+"""How a result lies in memory: eager's strides, from a program that writes row-major buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_row_major(shape: Any, strides: Any) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """How to get from a tensor to what lies in memory: repeated dims once, dims by falling stride."""
+    """From a tensor to what lies in memory: repeated dims once, dims by falling stride."""
 
     repeated: tuple[int, ...]
     order: tuple[int, ...]
@@ -77,6 +77,7 @@ def restride(result: torch.Tensor, shape: Sequence[int], strides: Sequence[int])
         return result.as_strided(shape, strides)
     # Eager leaves gaps between elements (a slice of something larger that only it returns).
     plan = physical_of(shape, strides)
+    assert plan is not None, "row-major strides leave no gaps"
     spaced = torch.empty_strided(shape, strides, dtype=result.dtype)
     target = spaced
     for dim in plan.repeated:

@@ -28,7 +28,9 @@ from .trace import Traced, argument_names, bind_to, trace
 class _Variant:
     """The module compiled for one training state and one memory layout of its arguments."""
 
-    def __init__(self, module: nn.Module, traced: Traced, build: Build, strict: bool, recover: bool):
+    def __init__(
+        self, module: nn.Module, traced: Traced, build: Build, strict: bool, recover: bool
+    ):
         slots = state_slots(module)
         self.compiled = compile_graph(
             lambda expanded: capture(traced.graph, expanded, names=traced.names, slots=slots),
@@ -76,7 +78,7 @@ class CompiledModule(nn.Module):
     ):
         super().__init__()
         object.__setattr__(self, "_module", module)
-        self._options: dict[str, Any] = dict(build=build, strict=strict, recover=recover)
+        self._options: dict[str, Any] = {"build": build, "strict": strict, "recover": recover}
         self._dynamic_shapes = dynamic_shapes
         self._lock, self._stale = threading.RLock(), False
         self._share()
@@ -99,16 +101,17 @@ class CompiledModule(nn.Module):
         self._in_spec, self._out_spec = traced.in_spec, traced.out_spec
         self._signature = first.signature
         self._checks = [Check(i) for i in first.signature.inputs[: len(traced.names)]]
-        self._bare = len(args) if self._in_spec == pytree.tree_structure(((None,) * len(args), {})) else -1
+        only_leaves = pytree.tree_structure(((None,) * len(args), {}))
+        self._bare = len(args) if self._in_spec == only_leaves else -1
         self._bare_result = self._out_spec.is_leaf()
         self._aliased = {
             o.index for o in first.signature.outputs if o.kind == "alias" and o.of == "input"
         }
-        self._training_flags = self._flags()
+        self._training = [(module, module.training) for module in self._all_modules]
         self._plain_layout = self._layout(leaves)
         self._first = first
         self._stale = False
-        self._variants = {(tuple(self._training_flags), self._plain_layout): first}
+        self._variants = {(self._flags(), self._plain_layout): first}
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -121,7 +124,7 @@ class CompiledModule(nn.Module):
         return self._signature
 
     def ir(self, stage: str = "torch") -> str:
-        """The IR of each compiled part at a stage, as text: "torch" as imported, "lowered" for IREE.
+        """The IR of each compiled part as text: "torch" as imported, "lowered" for IREE.
 
         Raises InputError for another stage.
         """
@@ -153,7 +156,11 @@ class CompiledModule(nn.Module):
                 variant = self._other(leaves)
                 break
         else:
-            variant = self._first if self._flags() == self._training_flags else self._other(leaves)
+            variant = self._first
+            for module, training in self._training:
+                if module.training is not training:
+                    variant = self._other(leaves)
+                    break
         try:
             outputs = variant(leaves)
         except StateChanged:
@@ -161,8 +168,8 @@ class CompiledModule(nn.Module):
             outputs = self._first(leaves)
         return outputs[0] if self._bare_result else pytree.tree_unflatten(outputs, self._out_spec)
 
-    def _flags(self) -> list[bool]:
-        return [module.training for module in self._all_modules]
+    def _flags(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self._all_modules)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -184,7 +191,7 @@ class CompiledModule(nn.Module):
     def _other(self, leaves: Sequence[Any]) -> _Variant:
         """The variant for arguments that differ from the example in size, layout or mode."""
         sizes = self._sizes(leaves)
-        key: tuple[Any, ...] = (tuple(self._flags()), self._layout(leaves))
+        key: tuple[Any, ...] = (self._flags(), self._layout(leaves))
         # Captured graphs take it for granted that sizes that vary are at least 2.
         tiny = any(isinstance(size, int) and size < 2 for size in sizes.values())
         if tiny:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from .graphs import is_random, is_scalar
+from .graphs import is_random, is_scalar, placeholders
 
 _SIZE_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv}
 
@@ -26,6 +26,19 @@ class Part:
     outputs: tuple[fx.Node, ...]
     members: frozenset[fx.Node]
     compiled: bool
+
+
+def is_direct(parts: Sequence[Part]) -> bool:
+    """Whether the one part of a graph can be called with the graph's own arguments."""
+    return len(parts) == 1 and all(node.op == "placeholder" for node in parts[0].inputs)
+
+
+def positions(parts: Sequence[Part], part: Part) -> list[int]:
+    """Where `part` finds its inputs among what it is called with."""
+    if not is_direct(parts) or not part.inputs:
+        return list(range(len(part.inputs)))
+    arguments = placeholders(part.inputs[0].graph)
+    return [arguments.index(node) for node in part.inputs]
 
 
 def partition(graph: fx.Graph, eager: Container[fx.Node]) -> list[Part]:
@@ -122,5 +135,3 @@ def _placeholders_first(pending: fx.Graph) -> fx.Graph:
     output = graph.graph_copy(pending, copies)
     graph.output(output)
     return graph
-
-

@@ -27,14 +27,19 @@ class Slot:
 def state_slots(module: nn.Module) -> dict[int, Slot]:
     """The slot of each tensor of a module by the tensor's id, the first one of shared tensors."""
     slots: dict[int, Slot] = {}
+
+    def add(tensor: Any, name: str, kind: Any, persistent: bool, holder: dict[str, Any]) -> None:
+        if isinstance(tensor, torch.Tensor):
+            slot = Slot(name, kind, persistent, holder, name.rpartition(".")[2])
+            slots.setdefault(id(tensor), slot)
+
     for prefix, owner in module.named_modules():
         dot = f"{prefix}." if prefix else ""
-        for key, parameter in owner._parameters.items():
-            slots.setdefault(id(parameter), Slot(dot + key, "parameter", True, owner._parameters, key))
-        for key, buffer in owner._buffers.items():
+        for key, value in owner._parameters.items():
+            add(value, dot + key, "parameter", True, owner._parameters)
+        for key, value in owner._buffers.items():
             persistent = key not in owner._non_persistent_buffers_set
-            slots.setdefault(id(buffer), Slot(dot + key, "buffer", persistent, owner._buffers, key))
+            add(value, dot + key, "buffer", persistent, owner._buffers)
         for key, value in owner.__dict__.items():
-            if isinstance(value, torch.Tensor):
-                slots.setdefault(id(value), Slot(dot + key, "constant", False, owner.__dict__, key))
+            add(value, dot + key, "constant", False, owner.__dict__)
     return slots

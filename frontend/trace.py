@@ -168,10 +168,6 @@ def bind_to(
         given.arguments[name] = forward.parameters[name].default
     bound = {name: given.arguments[name] for name in expected.arguments}
     expected.arguments.update(bound)
-    kwargs = {
-        name: expected.arguments.get(name, expected.kwargs.get(name)) for name in like[1]
-    }
-    positional = tuple(
-        value for name, value in expected.arguments.items() if name not in like[1]
-    )
+    kwargs = {name: expected.arguments.get(name, expected.kwargs.get(name)) for name in like[1]}
+    positional = tuple(value for name, value in expected.arguments.items() if name not in like[1])
     return positional, kwargs

@@ -53,7 +53,7 @@ def _bind(module: ir.Operation, function: ir.Operation) -> None:
     if "arg_attrs" not in function.attributes:
         return
     entry = function.regions[0].blocks[0]
-    attributes = [dict((a.name, a.attr) for a in d) for d in function.attributes["arg_attrs"]]
+    attributes = [{a.name: a.attr for a in d} for d in function.attributes["arg_attrs"]]
     old = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     kept = [i for i, named in enumerate(attributes) if PARAMETER not in named]
     for i in reversed(range(len(attributes))):

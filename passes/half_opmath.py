@@ -23,8 +23,8 @@ _EXACT = {
         "aten.select_scatter aten.slice.Tensor aten.slice_scatter aten.split.Tensor "
         "aten.split_with_sizes aten.squeeze aten.squeeze.dim aten.stack aten.t aten.to.device "
         "aten.to.dtype aten.to.dtype_layout aten.transpose.int aten.tril aten.triu aten.type_as "
-        "aten.unflatten.int aten.unsqueeze aten.view aten.where.self "
-        "prims.convert_element_type prim.ListConstruct prim.ListUnpack"
+        "aten.unflatten.int aten.unsqueeze aten.view aten.where.self prims.convert_element_type "
+        "prim.ListConstruct prim.ListUnpack"
     ).split()
 }
 

@@ -40,7 +40,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def run(module: ir.Module, pipeline: str | Sequence[str]) -> None:
-    """Run a pipeline in this process, in place. Raises ir.MLIRError or what a Python pass raises."""
+    """Run a pipeline here, in place. Raises ir.MLIRError or what a Python pass raises."""
     with module.context:
         manager = PassManager("builtin.module")
         for element in elements(pipeline):

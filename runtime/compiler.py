@@ -14,9 +14,10 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Executable:
-    """IREE's executable format, and the positions of the arguments that it changes in place."""
+    """IREE's executable format; how many results its function has, which arguments it changes."""
 
     code: bytes
+    results: int
     written: tuple[int, ...]
 
 

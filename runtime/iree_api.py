@@ -38,9 +38,7 @@ class CompilationFailed(Exception):
     """IREE refused the program; the message is all of its diagnostics."""
 
 
-def _run(
-    session: Session, module: ir.Module, start: str | None, stop: str | None
-) -> Invocation:
+def _run(session: Session, module: ir.Module, start: str | None, stop: str | None) -> Invocation:
     """Run IREE's phases after `start` up to `stop` on the module, in place."""
     invocation = session.invocation()
     diagnostics: list[str] = []
@@ -62,11 +60,20 @@ def _run(
     return invocation
 
 
-def compile_source(source: bytes, flags: Sequence[str]) -> tuple[bytes, tuple[int, ...]]:
+def _result_count(module: ir.Module) -> int:
+    """Of the function `main`; functions of other names are not called from outside."""
+    for function in module.body.operations:
+        attributes = function.operation.attributes
+        if "function_type" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main":
+            return len(ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value).results)
+    raise CompilationFailed("the module has no function called main")
+
+
+def compile_source(source: bytes, flags: Sequence[str]) -> tuple[bytes, int, tuple[int, ...]]:
     """Compile MLIR text or bytecode into a VM module.
 
-    Returns it with the positions of the arguments in whose memory it writes. Raises
-    CompilationFailed.
+    Returns it with the number of results of its function, and the positions of the arguments in
+    whose memory it writes. Raises CompilationFailed.
     """
     session = Session()
     session.set_flags(*flags)
@@ -74,12 +81,13 @@ def compile_source(source: bytes, flags: Sequence[str]) -> tuple[bytes, tuple[in
         module = ir.Module.parse(source, session.context)
     except ir.MLIRError as error:
         raise CompilationFailed(str(error)) from None
+    results = _result_count(module)
     _run(session, module, None, "stream").close()
     written = written_arguments(module)
     invocation = _run(session, module, "stream", None)
     try:
         output = Output.open_membuffer()
         invocation.output_vm_bytecode(output)
-        return bytes(output.map_memory()), written
+        return bytes(output.map_memory()), results, written
     finally:
         invocation.close()

@@ -38,6 +38,7 @@ class Program:
     def __init__(self, executable: Executable, target: Target):
         self.written = executable.written
         self._target = target
+        self._results = executable.results
         self._module = rt.VmModule.copy_buffer(_instance(), executable.code)
 
     def bind(self, weights: Mapping[str, memoryview], threads: int) -> Session:
@@ -56,26 +57,28 @@ class Program:
             provider = index.create_provider(scope=SCOPE)
             modules.insert(0, rt.create_io_parameters_module(_instance(), provider))
         context = rt.VmContext(_instance(), modules)
-        return Session(context, self._module.lookup_function("main"), device)
+        return Session(context, self._module.lookup_function("main"), device, self._results)
 
 
 class Session:
     """One program bound to its weights. Any number of threads may call it at once."""
 
-    __slots__ = ("_capsule", "_device", "_function", "_import", "_invoke")
+    __slots__ = ("_capsule", "_function", "_import", "_invoke", "_results")
 
-    def __init__(self, context: rt.VmContext, function: rt.VmFunction, device: rt.HalDevice):
+    def __init__(
+        self, context: rt.VmContext, function: rt.VmFunction, device: rt.HalDevice, results: int
+    ):
         self._invoke = context.invoke
         self._function = function
-        self._device = device
+        self._results = results
         self._import = device.from_dlpack_capsule
         self._capsule = device.create_dlpack_capsule
 
-    def __call__(self, arguments: Sequence[Any], results: int) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run the program.
 
         Arguments are DLPack capsules of dense row-major tensors at 64-byte boundaries, ints and
-        floats; results are `results` DLPack capsules.
+        floats; results are DLPack capsules.
         """
         inputs = rt.VmVariantList(len(arguments))
         for argument in arguments:
@@ -85,7 +88,10 @@ class Session:
                 inputs.push_float(argument)
             else:
                 inputs.push_ref(self._import(argument))
-        outputs = rt.VmVariantList(results)
+        outputs = rt.VmVariantList(self._results)
         self._invoke(self._function, inputs, outputs)
-        view, capsule = rt.HalBufferView, self._capsule
-        return [capsule(outputs.get_as_object(i, view), 1, 0) for i in range(results)]
+        results = []
+        for i in range(self._results):
+            view = outputs.get_as_object(i, rt.HalBufferView)
+            results.append(self._capsule(view, 1, 0))
+        return results
