@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..config import config
 from ..errors import CaptureError
-from . import layout
 from .bounds import add_checks
 from .decompositions import TABLE, Decompositions
 from .graphs import calls, example_value, placeholders
-from .signature import Input, Output, Signature, Size, Symbol, TensorSpec
+from .outputs import Outputs
+from .signature import Input, Signature, Symbol
+from .specs import size, tensor_spec
 from .state import Slot
 
 aten = torch.ops.aten
@@ -49,25 +50,6 @@ class Captured:
     def run_eager(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """What eager PyTorch gives for these arguments."""
         return self.eager(*arguments[: len(placeholders(self.eager.graph))])
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """torch.float32 as "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
-def size(value: Any) -> Size:
-    """A size of torch's, maybe symbolic, as one of a Signature's."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        expression = value.node.expr
-        return str(expression) if expression.free_symbols else value.node.pytype(expression)
-    return value
-
-
-def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
-    """dtype, shape and strides of a tensor, fake or not."""
-    shape = tuple(map(size, tensor.shape))
-    return TensorSpec(dtype_name(tensor.dtype), shape, tuple(map(size, tensor.stride())))
 
 
 def capture(
@@ -94,7 +76,7 @@ def capture(
     arguments = placeholders(module.graph)
     values = [example_value(node) for node in arguments]
     _refuse(values)
-    plan = _Outputs(arguments, module.graph)
+    plan = Outputs(arguments, module.graph)
     plan.rewrite(module)
     fake_mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
     functional, mutations = _functionalize(module, values, fake_mode, {**(expanded or {}), **TABLE})
@@ -195,100 +177,6 @@ def _drop_inactive_dropout(graph: fx.Graph) -> None:
         if node.kwargs.get("training", node.kwargs.get("train", training)) is False:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-
-
-def _storage(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return value.untyped_storage()._cdata
-    return None
-
-
-class _Outputs:
-    """Sorts what a graph returns: results to compute; views, scalars and constants to make."""
-
-    def __init__(self, arguments: list[fx.Node], graph: fx.Graph):
-        (self._returned,) = graph.output_node().args
-        self._results: list[fx.Node] = []
-        self._layouts: list[layout.Layout | None] = []
-        inputs = {_storage(example_value(a)): i for i, a in reversed(list(enumerate(arguments)))}
-        inputs.pop(None, None)
-        owners: dict[Any, fx.Node] = {}
-        for node in graph.nodes:
-            owners.setdefault(_storage(example_value(node)), node)
-        counts: dict[Any, set[fx.Node]] = {}
-        for leaf in self._returned:
-            if isinstance(leaf, fx.Node):
-                counts.setdefault(_storage(example_value(leaf)), set()).add(leaf)
-        self._arguments = arguments
-        self._outputs = [self._output(leaf, inputs, owners, counts) for leaf in self._returned]
-
-    def _output(
-        self,
-        leaf: Any,
-        inputs: dict[Any, int],
-        owners: dict[Any, fx.Node],
-        counts: dict[Any, set[fx.Node]],
-    ) -> Output:
-        value = example_value(leaf) if isinstance(leaf, fx.Node) else leaf
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            return Output("scalar", value=size(value))
-        if not isinstance(value, torch.Tensor):
-            return Output("constant", value=value)
-        spec, storage = tensor_spec(value), _storage(value)
-        if storage in inputs:
-            index = inputs[storage]
-            # Two arguments may share storage: prefer the very object that is returned.
-            for i, argument in enumerate(self._arguments):
-                if argument is leaf or example_value(argument) is value:
-                    return Output("same", i, tensor=spec)
-            base = example_value(self._arguments[index])
-            return Output("alias", index, "input", spec, _offset(value, base))
-        if len(counts[storage]) > 1:
-            owner = owners[storage]
-            base = example_value(owner)
-            index = self._result(owner)
-            if owner is not leaf:
-                return Output("alias", index, "result", spec, _offset(value, base))
-            return Output("result", index, tensor=spec)
-        return Output("result", self._result(leaf), tensor=spec)
-
-    def _result(self, node: fx.Node) -> int:
-        if node not in self._results:
-            self._results.append(node)
-            self._layouts.append(layout.physical(example_value(node)))
-        return self._results.index(node)
-
-    def rewrite(self, module: fx.GraphModule) -> None:
-        """Let the graph return what is to be computed, and nothing else."""
-        module.graph.output_node().args = (tuple(self._results),)
-        module.recompile()
-
-    def normalise_layouts(self, graph: fx.Graph, first: int, fake_mode: FakeTensorMode) -> None:
-        """Let the graph return each result, from position `first` on, as it lies in memory."""
-        output = graph.output_node()
-        results = list(output.args[0])
-        with graph.inserting_before(output), fake_mode:
-            for i, plan in enumerate(self._layouts, first):
-                if plan is not None:
-                    results[i] = plan.apply(graph, results[i])
-        output.args = (tuple(results),)
-
-    def signature(self, first: int) -> tuple[Output, ...]:
-        """The outputs, with results counted from `first`."""
-        return tuple(
-            Output(o.kind, o.index + first, o.of, o.tensor, o.offset, o.value)
-            if o.kind == "result" or (o.kind == "alias" and o.of == "result")
-            else o
-            for o in self._outputs
-        )
-
-
-def _offset(value: torch.Tensor, base: torch.Tensor) -> Size:
-    if value.dtype != base.dtype:
-        raise CaptureError(
-            f"a {dtype_name(value.dtype)} view of a {dtype_name(base.dtype)} tensor is returned"
-        )
-    return size(value.storage_offset() - base.storage_offset())
 
 
 def _uses_autocast(graph: fx.Graph) -> bool:
