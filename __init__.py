@@ -87,10 +87,11 @@ def _build(target: str | Target, pipeline: str | Sequence[str] | None = None) ->
     from .runtime.targets import Target
 
     parsed = Target.parse(target)
+    passes = ["inference" if pipeline is None else pipeline, "bind"]
 
     def build(bytecode: bytes, stages: dict[str, bytes]) -> Any:
         stages["torch"] = bytecode
-        stages["lowered"] = run_guarded(bytecode, pipeline or "inference")
+        stages["lowered"] = run_guarded(bytecode, passes)
         return Program(compile_bytecode(stages["lowered"], parsed), parsed)
 
     return build

@@ -16,7 +16,7 @@ def write_reproducer(bytecode: bytes, to_text: Callable[[bytes], str], command: 
 
     `to_text` runs in a helper process. FILE in `command` stands for the path.
     """
-    folder = config.reproducer_dir or Path(tempfile.gettempdir()) / "flambeau"
+    folder = config.reproducer_dir or Path(tempfile.gettempdir()) / "flambeau-reproducers"
     folder.mkdir(parents=True, exist_ok=True)
     stem = hashlib.sha256(bytecode + command.encode()).hexdigest()[:16]
     try:

@@ -149,6 +149,9 @@ class _Attempt:
             tuple(arguments),
             copied=frozenset(arguments[i] for i in program.written) - frozenset(updates.values()),
             updates=updates,
+            unsigned=frozenset(
+                i for i, n in enumerate(part.outputs) if n.meta["val"].dtype is torch.uint8
+            ),
             threaded=_work(part.module.graph) >= config.tiny_program_flops,
         )
 
@@ -191,7 +194,8 @@ def _updates(part: Part, captured: Captured) -> dict[int, int]:
     found = {}
     for target, result in captured.signature.mutations:
         argument, value = arguments[target], results[result]
-        if value in part.outputs and part.members.issuperset(argument.users):
+        read_here = argument in part.inputs and part.members.issuperset(argument.users)
+        if value in part.outputs and read_here:
             found[part.outputs.index(value)] = part.inputs.index(argument)
     return found
 
@@ -209,7 +213,7 @@ def _work(graph: fx.Graph) -> int:
         sources = [n.meta.get("val") for n in node.all_input_nodes]
         largest = max((hint(s.numel()) for s in sources if isinstance(s, torch.Tensor)), default=1)
         if any(word in str(node.target) for word in _CONTRACTIONS):
-            total += largest * max(1, hint(value.numel()) // max(1, hint(value.shape[-1])))
+            total += largest * max(1, hint(value.numel()) // max(1, hint(value.shape[-1]) if value.dim() else 1))
         else:
             total += max(largest, hint(value.numel()))
     return total

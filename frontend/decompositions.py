@@ -211,6 +211,46 @@ def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> 
     return product + (c if beta == 1 else c * beta)
 
 
+@_decompose(aten.cross_entropy_loss.default)
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """nll of log_softmax, for targets that are classes; as torch.nn.CrossEntropyLoss."""
+    if target.is_floating_point() or label_smoothing:
+        return NotImplemented
+    log_probabilities = torch.log_softmax(x, 1 if x.dim() > 1 else 0)
+    return nll_loss(log_probabilities, target, weight, reduction, ignore_index)
+
+
+@_decompose(aten.nll_loss_nd.default)
+@_decompose(aten.nll_loss.default)
+def nll_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    """-w[t] x[t], its mean weighted by w, without the ignored targets; as torch.nn.NLLLoss."""
+    dim = 1 if x.dim() > 1 else 0
+    kept = target != ignore_index
+    label = torch.where(kept, target, torch.zeros_like(target))
+    picked = -x.gather(dim, label.unsqueeze(dim)).squeeze(dim)
+    scale = torch.ones_like(picked)
+    if weight is not None:
+        scale = weight.gather(0, label.reshape(-1)).reshape(label.shape)
+    zero = torch.zeros_like(picked)
+    scale, loss = torch.where(kept, scale, zero), torch.where(kept, picked * scale, zero)
+    if reduction == 0:
+        return loss
+    return loss.sum() / scale.sum() if reduction == 1 else loss.sum()
+
+
 @_decompose(aten.index_add.default)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
     """As scatter_add, which refuses negative indices too; `index` holds along the other dims."""

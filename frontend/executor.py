@@ -31,13 +31,15 @@ class CompiledPart:
     """A program, with the positions of its arguments among the part's inputs.
 
     `copied` are the arguments that the program writes to and that must not change; `updates`
-    maps results to the arguments whose new value they are.
+    maps results to the arguments whose new value they are; `unsigned` are the results of type
+    uint8, which IREE gives back as int8.
     """
 
     weights: Weights
     arguments: tuple[int, ...]
     copied: frozenset[int]
     updates: dict[int, int]
+    unsigned: frozenset[int]
     threaded: bool
 
     def __call__(self, *inputs: Any) -> list[torch.Tensor]:
@@ -72,6 +74,8 @@ class CompiledPart:
         results = bound.session(arguments)
         for i, capsule in enumerate(results):
             result = results[i] = from_dlpack(capsule)
+            if i in self.unsigned:
+                result = results[i] = result.view(torch.uint8)
             address = result.data_ptr()
             if address not in taken:
                 taken.add(address)

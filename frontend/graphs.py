@@ -43,12 +43,21 @@ def is_scalar(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the op draws from torch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0)
+    return given != 0
 
 
 def hint(size: Any) -> int:
-    """A size as it was in the example."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    """A size as it was in the example; 1 where that depends on data."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.hint is not None else 1
+    return int(size)
 
 
 def source_line(node: fx.Node) -> str:

@@ -53,6 +53,28 @@ def import_graph(graph: fx.Graph, parameters: Mapping[int, str]) -> bytes:
     return buffer.getvalue()
 
 
+_ADDS_A_DIM = {aten.unsqueeze.default, aten.stack.default}
+
+
+def _count_from_start(node: fx.Node) -> None:
+    """Replace negative dims and positions: torch-mlir loses some of them, and dies of others."""
+    schema = node.target._schema
+    operand = next((n for n in node.all_input_nodes if not is_scalar(n)), None)
+    value = operand.meta.get("val") if operand is not None else None
+    if not isinstance(value, torch.Tensor):
+        return
+    rank = value.dim() + (node.target in _ADDS_A_DIM)
+    for i, (argument, given) in enumerate(zip(schema.arguments, node.args, strict=False)):
+        if type(given) is not int or given >= 0 or rank == 0:
+            continue
+        if argument.name in ("dim", "dim0", "dim1"):
+            node.update_arg(i, given + rank)
+        elif argument.name == "index":
+            extent = value.shape[node.args[i - 1] % rank]
+            if isinstance(extent, int):
+                node.update_arg(i, given + extent)
+
+
 _SYNONYMS = {
     aten.__and__: aten.bitwise_and,
     aten.__or__: aten.bitwise_or,
@@ -69,7 +91,10 @@ def _spell_as_torch_dialect(graph: fx.Graph) -> None:
         if not isinstance(op, torch._ops.OpOverload):
             continue
         if op.overloadpacket in _SYNONYMS:
-            op = node.target = getattr(_SYNONYMS[op.overloadpacket], op._overloadname)
+            packet = _SYNONYMS[op.overloadpacket]
+            number = "Tensor_Scalar" if "Scalar" not in packet.overloads() else "Scalar"
+            op = node.target = getattr(packet, "Tensor" if op._overloadname == "Tensor" else number)
+        _count_from_start(node)
         operand = node.args[1] if len(node.args) > 1 else None
         if (
             op._overloadname == "Tensor"

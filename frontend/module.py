@@ -25,6 +25,11 @@ from .state import Slot, state_slots
 from .trace import Traced, argument_names, bind_to, trace
 
 
+def autocast_state() -> torch.dtype | None:
+    """The type that autocast makes of float32 now; None outside of it."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
 class _Variant:
     """The module compiled for one training state and one memory layout of its arguments."""
 
@@ -109,9 +114,10 @@ class CompiledModule(nn.Module):
         }
         self._training = [(module, module.training) for module in self._all_modules]
         self._plain_layout = self._layout(leaves)
+        self._autocast = autocast_state()
         self._first = first
         self._stale = False
-        self._variants = {(self._flags(), self._plain_layout): first}
+        self._variants = {(self._flags(), autocast_state(), self._plain_layout): first}
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -157,6 +163,8 @@ class CompiledModule(nn.Module):
                 break
         else:
             variant = self._first
+            if autocast_state() != self._autocast:
+                variant = self._other(leaves)
             for module, training in self._training:
                 if module.training is not training:
                     variant = self._other(leaves)
@@ -191,11 +199,11 @@ class CompiledModule(nn.Module):
     def _other(self, leaves: Sequence[Any]) -> _Variant:
         """The variant for arguments that differ from the example in size, layout or mode."""
         sizes = self._sizes(leaves)
-        key: tuple[Any, ...] = (self._flags(), self._layout(leaves))
+        key: tuple[Any, ...] = (self._flags(), autocast_state(), self._layout(leaves))
         # Captured graphs take it for granted that sizes that vary are at least 2.
         tiny = any(isinstance(size, int) and size < 2 for size in sizes.values())
         if tiny:
-            key += tuple(getattr(leaf, "shape", None) for leaf in leaves)
+            key += tuple(getattr(leaf, "shape", leaf) for leaf in leaves)
         variant = self._variants.get(key)
         if variant is not None:
             return variant

@@ -16,9 +16,12 @@ from .specs import dtype_name, size, tensor_spec
 
 
 def _storage(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    try:
         return value.untyped_storage()._cdata
-    return None
+    except NotImplementedError as error:
+        raise CaptureError(f"a transformed tensor (torch.func) is captured: {error}") from error
 
 
 class Outputs:

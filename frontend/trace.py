@@ -92,6 +92,8 @@ def _trace(
     if dynamic_shapes:
         args, kwargs = pytree.tree_map_only(int, _IntWrapper, (args, kwargs))
     flat, in_spec = pytree.tree_flatten((args, kwargs))
+    flat = _distinct(flat)
+    args, kwargs = pytree.tree_unflatten(flat, in_spec)
     combined = _combine_args(module, args, kwargs)
     _check_dynamic_shapes(combined, dynamic_shapes)
     constraints = _process_dynamic_shapes(combined, dynamic_shapes)
@@ -144,6 +146,19 @@ def _trace(
         graph, flat, static, order, metadata.output_return_type, None, sources
     )
     return Traced(transformer.transform(), in_spec, metadata.out_spec, names)
+
+
+def _distinct(leaves: list[Any]) -> list[Any]:
+    """Dynamo makes one argument of a tensor given twice; other calls may give two."""
+    seen: set[int] = set()
+    distinct = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+            leaf = copy.requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+        distinct.append(leaf)
+    return distinct
 
 
 def bind_to(

@@ -21,7 +21,7 @@ from .registry import python_passes
 def elements(pipeline: str | Sequence[str]) -> tuple[str, ...]:
     """The elements of a pipeline given by its name, as text or as a sequence of elements."""
     if not isinstance(pipeline, str):
-        return tuple(pipeline)
+        return tuple(element for name in pipeline for element in elements(name))
     if pipeline in PIPELINES:
         return PIPELINES[pipeline]
     anchored = re.fullmatch(r"\s*builtin\.module\((.*)\)\s*", pipeline, re.DOTALL)

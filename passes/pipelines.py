@@ -6,6 +6,7 @@ PIPELINES: dict[str, tuple[str, ...]] = {
     "inference": (
         "half-opmath",
         "torchdynamo-export-to-torch-backend-pipeline",
-        "bind-parameters",
     ),
+    # What follows any pipeline: weights become parameters.
+    "bind": ("bind-parameters",),
 }

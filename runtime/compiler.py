@@ -14,11 +14,11 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Executable:
-    """IREE's executable format; how many results its function has, which arguments it changes."""
+    """IREE's executable format; how many results it has, which arguments it writes (`in_place`)."""
 
     code: bytes
     results: int
-    written: tuple[int, ...]
+    written: dict[int, bool]
 
 
 def _compile(bytecode: bytes, flags: Sequence[str]) -> Executable:
@@ -26,7 +26,7 @@ def _compile(bytecode: bytes, flags: Sequence[str]) -> Executable:
 
     try:
         return Executable(*iree_api.compile_source(bytecode, flags))
-    except iree_api.CompilationFailed as failure:
+    except (iree_api.CompilationFailed, ValueError) as failure:
         raise TargetError(str(failure)) from None
 
 

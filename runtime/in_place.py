@@ -27,42 +27,43 @@ def _resources(op: ir.Operation) -> list[ir.Value]:
     return [v for v in op.operands if str(v.type).startswith("!stream.resource")]
 
 
-def _writes(execute: ir.Operation) -> Iterator[ir.Value]:
-    """The resources of a `stream.cmd.execute`'s region that commands in it write."""
+def _writes(execute: ir.Operation) -> Iterator[tuple[ir.Value, bool]]:
+    """The resources that commands in a `stream.cmd.execute` write; True where no kernel does it."""
     for op in _nested(execute):
         if op.name == "stream.cmd.dispatch":
             accesses = op.attributes["resource_accesses"]
             for value, access in zip(_resources(op), accesses, strict=True):
                 if ir.IntegerAttr(access).value != _READ:
-                    yield value
+                    yield value, False
         elif op.name == "stream.cmd.copy":
-            yield _resources(op)[1]
+            yield _resources(op)[1], True
         elif op.name not in ("stream.cmd.concurrent", "stream.cmd.serial", "stream.yield"):
-            yield from _resources(op)
+            yield from ((value, True) for value in _resources(op))
 
 
-def _is_written(value: ir.Value) -> bool:
+def _uses(value: ir.Value) -> Iterator[bool]:
+    """One element for each write to a resource: whether a transfer, not a kernel, does it."""
     for use in value.uses:
         op = use.owner.operation
         if op.name == "stream.cmd.execute":
             argument = op.regions[0].blocks[0].arguments[use.operand_number]
-            if any(written == argument for written in _writes(op)):
-                return True
+            yield from (transfer for written, transfer in _writes(op) if written == argument)
         elif op.name == "stream.resource.subview":
-            if _is_written(op.results[0]):
-                return True
+            yield from _uses(op.results[0])
         elif op.name not in _HARMLESS:
-            return True
-    return False
+            yield True
 
 
-def written_arguments(module: ir.Module) -> tuple[int, ...]:
-    """Positions of the written arguments of a module after IREE's `stream` phase."""
-    found = set()
+def written_arguments(module: ir.Module) -> dict[int, bool]:
+    """The written arguments of a module after IREE's `stream` phase, by position.
+
+    True where a transfer writes: the runtime allows that only in buffers that it has allocated.
+    """
+    found: dict[int, bool] = {}
     for function in module.body.operations:
         if function.operation.name != "util.func":
             continue
         for op in _nested(function.operation):
-            if op.name == "stream.tensor.import" and _is_written(op.results[0]):
-                found.add(ir.BlockArgument(op.operands[0]).arg_number)
-    return tuple(sorted(found))
+            if op.name == "stream.tensor.import" and (writes := list(_uses(op.results[0]))):
+                found[ir.BlockArgument(op.operands[0]).arg_number] = any(writes)
+    return dict(sorted(found.items()))

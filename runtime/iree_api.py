@@ -69,11 +69,11 @@ def _result_count(module: ir.Module) -> int:
     raise CompilationFailed("the module has no function called main")
 
 
-def compile_source(source: bytes, flags: Sequence[str]) -> tuple[bytes, int, tuple[int, ...]]:
+def compile_source(source: bytes, flags: Sequence[str]) -> tuple[bytes, int, dict[int, bool]]:
     """Compile MLIR text or bytecode into a VM module.
 
-    Returns it with the number of results of its function, and the positions of the arguments in
-    whose memory it writes. Raises CompilationFailed.
+    Returns it with the number of results of its function, and the arguments in whose memory it
+    writes (see `in_place`). Raises CompilationFailed.
     """
     session = Session()
     session.set_flags(*flags)

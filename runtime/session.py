@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import iree.runtime as rt
+import numpy as np
 
 from .compiler import Executable
 from .targets import Target
@@ -32,11 +33,12 @@ def _device(driver: str, threads: int) -> rt.HalDevice:
 class Program:
     """An executable, loaded once for every session that runs it.
 
-    `written` are the positions of the arguments that it changes in place.
+    `written` are the positions of the arguments that it changes in place, where they lie.
     """
 
     def __init__(self, executable: Executable, target: Target):
-        self.written = executable.written
+        self.written = tuple(i for i, transfer in executable.written.items() if not transfer)
+        self._private = frozenset(executable.written) - frozenset(self.written)
         self._target = target
         self._results = executable.results
         self._module = rt.VmModule.copy_buffer(_instance(), executable.code)
@@ -57,17 +59,25 @@ class Program:
             provider = index.create_provider(scope=SCOPE)
             modules.insert(0, rt.create_io_parameters_module(_instance(), provider))
         context = rt.VmContext(_instance(), modules)
-        return Session(context, self._module.lookup_function("main"), device, self._results)
+        function = self._module.lookup_function("main")
+        return Session(context, function, device, self._results, self._private)
 
 
 class Session:
     """One program bound to its weights. Any number of threads may call it at once."""
 
-    __slots__ = ("_capsule", "_function", "_import", "_invoke", "_results")
+    __slots__ = ("_capsule", "_device", "_function", "_import", "_invoke", "_private", "_results")
 
     def __init__(
-        self, context: rt.VmContext, function: rt.VmFunction, device: rt.HalDevice, results: int
+        self,
+        context: rt.VmContext,
+        function: rt.VmFunction,
+        device: rt.HalDevice,
+        results: int,
+        private: frozenset[int],
     ):
+        self._device = device
+        self._private = private
         self._invoke = context.invoke
         self._function = function
         self._results = results
@@ -81,8 +91,10 @@ class Session:
         floats; results are DLPack capsules.
         """
         inputs = rt.VmVariantList(len(arguments))
-        for argument in arguments:
-            if type(argument) is int:
+        for position, argument in enumerate(arguments):
+            if position in self._private:
+                inputs.push_ref(self._copy(self._import(argument)))
+            elif type(argument) is int:
                 inputs.push_int(argument)
             elif type(argument) is float:
                 inputs.push_float(argument)
@@ -95,3 +107,14 @@ class Session:
             view = outputs.get_as_object(i, rt.HalBufferView)
             results.append(self._capsule(view, 1, 0))
         return results
+
+    def _copy(self, view: rt.HalBufferView) -> rt.HalBufferView:
+        """A copy in a buffer of IREE's own, which allows every kind of write."""
+        data = view.map().asarray((view.byte_length,), np.dtype(np.uint8))
+        buffer = self._device.allocator.allocate_buffer_copy(
+            int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE),
+            int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING),
+            self._device,
+            data,
+        )
+        return rt.HalBufferView(buffer, view.shape, view.element_type)
