@@ -40,7 +40,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 $(ARGS)
 
 test-models: $(READY)
 	$(BIN)/pytest -m full tests $(ARGS)

@@ -78,6 +78,11 @@ def _random(node: fx.Node) -> str | None:
     return BY_DESIGN if is_random(node) else None
 
 
+def _assertion(node: fx.Node) -> str | None:
+    # What has an effect and no result checks something.
+    return BY_DESIGN if node.is_impure() and not node.users else None
+
+
 def _dtype(node: fx.Node) -> str | None:
     for tensor in tensors((node, *node.all_input_nodes)):
         if tensor.dtype not in _DTYPES or tensor.dtype not in TORCH_DTYPE_TO_MLIR_TYPE_ASM:
@@ -147,6 +152,7 @@ _RULES: tuple[Callable[[fx.Node], str | None], ...] = (
     _higher_order,
     _data_dependent,
     _random,
+    _assertion,
     _empty,
     _dtype,
     _unknown,

@@ -26,6 +26,7 @@ from .bounds import add_checks
 from .decompositions import TABLE, Decompositions
 from .graphs import calls, example_value, placeholders
 from .outputs import Outputs
+from .reshape import spell_reshapes
 from .signature import Input, Signature, Symbol
 from .specs import size, tensor_spec
 from .state import Slot
@@ -88,6 +89,8 @@ def capture(
     plan.normalise_layouts(functional.graph, len(mutations), fake_mode)
     _simplify(functional)
     checks = add_checks(functional.graph, fake_mode) if config.check_indices else ()
+    spell_reshapes(functional.graph, fake_mode)
+    functional.graph.eliminate_dead_code()
     functional.recompile()
     describe = _Describe(state, kinds or {}, names or {}, slots or {})
     inputs = _inputs(module.graph, functional.graph, dict(mutations), describe)

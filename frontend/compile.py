@@ -213,7 +213,9 @@ def _work(graph: fx.Graph) -> int:
         sources = [n.meta.get("val") for n in node.all_input_nodes]
         largest = max((hint(s.numel()) for s in sources if isinstance(s, torch.Tensor)), default=1)
         if any(word in str(node.target) for word in _CONTRACTIONS):
-            total += largest * max(1, hint(value.numel()) // max(1, hint(value.shape[-1]) if value.dim() else 1))
+            total += largest * max(
+                1, hint(value.numel()) // max(1, hint(value.shape[-1]) if value.dim() else 1)
+            )
         else:
             total += max(largest, hint(value.numel()))
     return total

@@ -251,6 +251,16 @@ def nll_loss(
     return loss.sum() / scale.sum() if reduction == 1 else loss.sum()
 
 
+@_decompose(aten.index_copy.default)
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """As index_put, but a negative index is out of range: it is sent past the end."""
+    if x.dim() == 0:
+        return NotImplemented
+    dim %= x.dim()
+    refused = torch.where(index < 0, x.shape[dim], index)
+    return aten.index_put(x, [*[None] * dim, refused], source)
+
+
 @_decompose(aten.index_add.default)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
     """As scatter_add, which refuses negative indices too; `index` holds along the other dims."""

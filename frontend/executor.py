@@ -235,6 +235,8 @@ def _view_maker(output: Output) -> Maker:
 
     def make(arguments: Sequence[Any], results: Sequence[Any], symbols: Mapping[str, Any]) -> Any:
         base = (arguments if output.of == "input" else results)[output.index]
+        if not torch.is_grad_enabled():
+            base = base.detach()
         return base.as_strided(
             evaluate_all(spec.shape, symbols),
             evaluate_all(spec.strides, symbols),
