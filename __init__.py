@@ -81,13 +81,13 @@ def compile_module(
 
 def _build(target: str | Target, pipeline: str | Sequence[str] | None = None) -> Build:
     """How the frontend has a graph compiled: passes, then the target's compiler."""
-    from .passes.manager import run_guarded
+    from .passes.manager import elements, run_guarded
     from .runtime.compiler import compile_bytecode
     from .runtime.session import Program
     from .runtime.targets import Target
 
     parsed = Target.parse(target)
-    passes = ["inference" if pipeline is None else pipeline, "bind"]
+    passes = [*elements("inference" if pipeline is None else pipeline), "bind"]
 
     def build(bytecode: bytes, stages: dict[str, bytes]) -> Any:
         stages["torch"] = bytecode

@@ -123,6 +123,32 @@ def _libm(node: fx.Node) -> str | None:
     return None
 
 
+def _is_integral(node: fx.Node) -> bool:
+    return not any(t.is_floating_point() for t in tensors(node.all_input_nodes))
+
+
+# In these uint8 comes to the same as int8, of which IREE takes it for.
+_SAME_UNSIGNED = {
+    f"aten::{name}"
+    for name in (
+        "_to_copy add add_ alias any bitwise_and bitwise_not bitwise_or bitwise_xor cat clone "
+        "contiguous copy detach embedding empty_like eq expand fill flatten flip full full_like "
+        "gather index index_put index_select logical_and logical_not logical_or masked_fill mul "
+        "ne ones_like permute repeat reshape select slice split squeeze stack sub t transpose "
+        "unflatten unsqueeze view where zeros_like"
+    ).split()
+}
+
+
+def _unsigned(node: fx.Node) -> str | None:
+    name = getattr(getattr(node.target, "_schema", None), "name", None)
+    if name is None or name in _SAME_UNSIGNED:
+        return None
+    if any(t.dtype is torch.uint8 for t in tensors((node, *node.all_input_nodes))):
+        return "IREE takes uint8 for int8"
+    return None
+
+
 # Ops whose lowering is wrong in some form, with the arguments for which it is, and how.
 _WRONG: dict[str, tuple[Callable[[fx.Node], bool], str]] = {
     **dict.fromkeys(
@@ -133,8 +159,21 @@ _WRONG: dict[str, tuple[Callable[[fx.Node], bool], str]] = {
         ("aten::sort", "aten::sort.stable", "aten::topk", "aten::argsort", "aten::argsort.stable"),
         (lambda node: next(tensors(node.all_input_nodes)).is_floating_point(), "NaN has no order"),
     ),
-    "aten::grid_sampler": (lambda node: node.args[3] != 0, "its padding mode is ignored"),
-    "aten::grid_sampler_2d": (lambda node: node.args[3] != 0, "its padding mode is ignored"),
+    **dict.fromkeys(
+        ("aten::grid_sampler", "aten::grid_sampler_2d"),
+        (lambda node: any(node.args[2:5]), "only bilinear sampling with zero padding is right"),
+    ),
+    **dict.fromkeys(
+        ("aten::atan", "aten::atan2"),
+        (lambda node: True, "its approximation is off by 1e-6"),
+    ),
+    **dict.fromkeys(
+        (
+            *("aten::div.Tensor_mode", "aten::floor_divide", "aten::remainder.Tensor"),
+            *("aten::fmod.Tensor", "aten::__rshift__.Tensor"),
+        ),
+        (lambda node: _is_integral(node), "a division by zero would not be noticed"),
+    ),
     "aten::leaky_relu_backward": (lambda node: True, "its lowering gives wrong numbers"),
 }
 
@@ -158,6 +197,7 @@ _RULES: tuple[Callable[[fx.Node], str | None], ...] = (
     _unknown,
     _libm,
     _wrong,
+    _unsigned,
 )
 
 

@@ -74,6 +74,7 @@ def capture(
     # A GraphModule keeps only what its graph reads: tracing would lift the tensors once more.
     module = fx.GraphModule(module, module.graph)
     eager = fx.GraphModule(module, _copy(module.graph))
+    _inline_checkpoints(module.graph)
     arguments = placeholders(module.graph)
     values = [example_value(node) for node in arguments]
     _refuse(values)
@@ -179,6 +180,18 @@ def _drop_inactive_dropout(graph: fx.Graph) -> None:
         training = node.args[2] if len(node.args) > 2 else None
         if node.kwargs.get("training", node.kwargs.get("train", training)) is False:
             node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _inline_checkpoints(graph: fx.Graph) -> None:
+    """A checkpointed region computes what it does without; what to save is decided later."""
+    for node in calls(graph):
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            body, *arguments = node.args
+            with graph.inserting_before(node):
+                call = graph.call_module(body.target, tuple(arguments))
+            call.meta = dict(node.meta)
+            node.replace_all_uses_with(call)
             graph.erase_node(node)
 
 

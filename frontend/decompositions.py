@@ -31,9 +31,13 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 TABLE: dict[Any, Callable[..., Any]] = {}
 
 
+# PyTorch's decomposition goes through index_copy, which refuses negative indices.
+_WHOLE = {aten.index_fill}
+
+
 def torch_decomposition(op: Any) -> Callable[..., Any] | None:
     """PyTorch's own decomposition of an op, if it has one."""
-    if not isinstance(op, torch._ops.OpOverload) or op in TABLE:
+    if not isinstance(op, torch._ops.OpOverload) or op in TABLE or op.overloadpacket in _WHOLE:
         return None
     if op in torch._decomp.decomposition_table:
         return torch._decomp.decomposition_table[op]
@@ -209,6 +213,42 @@ def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> 
     product = _mm_in_pieces(a, b.t(), pieces)
     product = product if alpha == 1 else product * alpha
     return product + (c if beta == 1 else c * beta)
+
+
+def _bound(x: Tensor, value: Any) -> Tensor:
+    return torch.full((), value, dtype=x.dtype)
+
+
+def _is_exact(x: Tensor, *bounds: Any) -> bool:
+    """Whether clamping keeps the type: float bounds make floats of ints."""
+    return x.is_floating_point() or not any(isinstance(bound, float) for bound in bounds)
+
+
+@_decompose(aten.clamp.default)
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """By maximum and minimum, which keep NaN; torch-mlir's clamp gives a bound."""
+    if not _is_exact(x, min, max):
+        return NotImplemented
+    x = x if min is None else torch.maximum(x, _bound(x, min))
+    return x if max is None else torch.minimum(x, _bound(x, max))
+
+
+@_decompose(aten.clamp_min.default)
+def clamp_min(x: Tensor, min: Any) -> Tensor:
+    """As clamp."""
+    return torch.maximum(x, _bound(x, min)) if _is_exact(x, min) else NotImplemented
+
+
+@_decompose(aten.clamp_max.default)
+def clamp_max(x: Tensor, max: Any) -> Tensor:
+    """As clamp."""
+    return torch.minimum(x, _bound(x, max)) if _is_exact(x, max) else NotImplemented
+
+
+@_decompose(aten.hardtanh.default)
+def hardtanh(x: Tensor, min_val: Any = -1, max_val: Any = 1) -> Tensor:
+    """As clamp."""
+    return clamp(x, min_val, max_val)
 
 
 @_decompose(aten.cross_entropy_loss.default)

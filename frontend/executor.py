@@ -217,7 +217,8 @@ def _maker(output: Output) -> Maker | None:
         return lambda arguments, results, symbols: evaluate(output.value, symbols)
     if output.kind == "same":
         return lambda arguments, results, symbols: arguments[output.index]
-    assert spec is not None
+    if spec is None:
+        return None
     if output.kind == "alias":
         return _view_maker(output)
     if _is_row_major(spec.shape, spec.strides):
@@ -235,7 +236,7 @@ def _view_maker(output: Output) -> Maker:
 
     def make(arguments: Sequence[Any], results: Sequence[Any], symbols: Mapping[str, Any]) -> Any:
         base = (arguments if output.of == "input" else results)[output.index]
-        if not torch.is_grad_enabled():
+        if output.detached:
             base = base.detach()
         return base.as_strided(
             evaluate_all(spec.shape, symbols),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import CaptureError
 from . import layout
@@ -63,7 +65,9 @@ class Outputs:
                 if argument is leaf or example_value(argument) is value:
                     return Output("same", i, tensor=spec)
             base = example_value(self._arguments[index])
-            return Output("alias", index, "input", spec, _offset(value, base))
+            detached = base.requires_grad and not value.requires_grad
+            offset = _offset(value, base)
+            return Output("alias", index, "input", spec, offset, detached=detached)
         if len(counts[storage]) > 1:
             owner = owners[storage]
             base = example_value(owner)
@@ -71,12 +75,16 @@ class Outputs:
             if owner is not leaf:
                 return Output("alias", index, "result", spec, _offset(value, base))
             return Output("result", index, tensor=spec)
-        return Output("result", self._result(leaf), tensor=spec)
+        # Where eager makes the sizes, it has made the strides too.
+        known = not free_unbacked_symbols(value)
+        return Output("result", self._result(leaf), tensor=spec if known else None)
 
     def _result(self, node: fx.Node) -> int:
         if node not in self._results:
             self._results.append(node)
-            self._layouts.append(layout.physical(example_value(node)))
+            value = example_value(node)
+            known = not free_unbacked_symbols(value)
+            self._layouts.append(layout.physical(value) if known else None)
         return self._results.index(node)
 
     def rewrite(self, module: fx.GraphModule) -> None:
@@ -97,7 +105,7 @@ class Outputs:
     def signature(self, first: int) -> tuple[Output, ...]:
         """The outputs, with results counted from `first`."""
         return tuple(
-            Output(o.kind, o.index + first, o.of, o.tensor, o.offset, o.value)
+            replace(o, index=o.index + first)
             if o.kind == "result" or (o.kind == "alias" and o.of == "result")
             else o
             for o in self._outputs

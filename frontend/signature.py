@@ -48,10 +48,10 @@ class Input:
 class Output:
     """One leaf of what the model returns.
 
-    `result`: result `index` of the graph. `alias`: a view of storage that the caller sees too,
-    of input `index` with `of="input"`, of result `index` with `of="result"`; `offset` is relative
-    to where that one begins. `same`: the object passed as input `index`. `scalar`: an expression
-    over the symbols. `constant`: a JSON value.
+    `result`: result `index` of the graph. `alias`: a view of storage that the caller sees too, of
+    input `index` with `of="input"`, of result `index` with `of="result"`; `offset` is relative to
+    where that one begins, `detached` cuts it off from gradients. `same`: the object passed as
+    input `index`. `scalar`: an expression over the symbols. `constant`: a JSON value.
     """
 
     kind: Literal["result", "alias", "same", "scalar", "constant"]
@@ -60,6 +60,7 @@ class Output:
     tensor: TensorSpec | None = None
     offset: Size = 0
     value: Any = None
+    detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

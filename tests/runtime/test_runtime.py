@@ -91,7 +91,7 @@ def test_missing_weight_is_an_error():
 
 
 def test_arguments_that_are_written_are_known():
-    assert compile_bytecode(ADD, CPU).written == ()
+    assert compile_bytecode(ADD, CPU).written == {}
     executable = compile_bytecode(WRITES, CPU)
     session = Program(executable, CPU).bind({}, 0)
     a = aligned(np.arange(64))
