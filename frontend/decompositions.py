@@ -226,23 +226,39 @@ def _is_exact(x: Tensor, *bounds: Any) -> bool:
 
 @_decompose(aten.clamp.default)
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """By maximum and minimum, which keep NaN; torch-mlir's clamp gives a bound."""
+    """By comparisons, which keep NaN; torch-mlir's clamp gives a bound."""
     if not _is_exact(x, min, max):
         return NotImplemented
-    x = x if min is None else torch.maximum(x, _bound(x, min))
-    return x if max is None else torch.minimum(x, _bound(x, max))
+    x = x if min is None else torch.where(x < min, _bound(x, min), x)
+    return x if max is None else torch.where(x > max, _bound(x, max), x)
 
 
 @_decompose(aten.clamp_min.default)
 def clamp_min(x: Tensor, min: Any) -> Tensor:
     """As clamp."""
-    return torch.maximum(x, _bound(x, min)) if _is_exact(x, min) else NotImplemented
+    return clamp(x, min=min)
 
 
 @_decompose(aten.clamp_max.default)
 def clamp_max(x: Tensor, max: Any) -> Tensor:
     """As clamp."""
-    return torch.minimum(x, _bound(x, max)) if _is_exact(x, max) else NotImplemented
+    return clamp(x, max=max)
+
+
+@_decompose(aten.maximum.default)
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two, NaN if one is; IREE's gives the other one."""
+    if not (a.is_floating_point() and a.dtype == b.dtype):
+        return NotImplemented
+    return torch.where((a > b) | (a != a), a, b)
+
+
+@_decompose(aten.minimum.default)
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two, NaN if one is; IREE's gives the other one."""
+    if not (a.is_floating_point() and a.dtype == b.dtype):
+        return NotImplemented
+    return torch.where((a < b) | (a != a), a, b)
 
 
 @_decompose(aten.hardtanh.default)
