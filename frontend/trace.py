@@ -169,21 +169,38 @@ def bind_to(
 
     Raises TypeError where the call gives other arguments than the example did.
     """
-    given = forward.bind(*call[0], **call[1])
-    expected = forward.bind(*like[0], **like[1])
-    for name, value in given.arguments.items():
-        if name in expected.arguments:
-            continue
-        default = forward.parameters[name].default
-        if value is not default and not (isinstance(value, (int, str)) and value == default):
+    given = _by_name(forward.bind(*call[0], **call[1]))
+    expected = _by_name(forward.bind(*like[0], **like[1]))
+    for name in given.keys() - expected.keys():
+        default = _default(forward, name)
+        if given[name] is not default and not _equal_constants(given[name], default):
             raise TypeError(f"argument {name!r} was not given when the module was compiled")
-    missing = [name for name in expected.arguments if name not in given.arguments]
-    for name in missing:
-        if forward.parameters[name].default is inspect.Parameter.empty:
+    for name in expected.keys() - given.keys():
+        given[name] = _default(forward, name)
+        if given[name] is inspect.Parameter.empty:
             raise TypeError(f"missing argument {name!r}")
-        given.arguments[name] = forward.parameters[name].default
-    bound = {name: given.arguments[name] for name in expected.arguments}
-    expected.arguments.update(bound)
-    kwargs = {name: expected.arguments.get(name, expected.kwargs.get(name)) for name in like[1]}
-    positional = tuple(value for name, value in expected.arguments.items() if name not in like[1])
-    return positional, kwargs
+    positional = [given[name] for name in list(expected)[: len(like[0])]]
+    return tuple(positional), {name: given[name] for name in like[1]}
+
+
+def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Every argument by name, those of `*args` by number."""
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            named |= {f"*{name}[{i}]": element for i, element in enumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def _default(forward: inspect.Signature, name: str) -> Any:
+    parameter = forward.parameters.get(name)
+    return inspect.Parameter.empty if parameter is None else parameter.default
+
+
+def _equal_constants(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b

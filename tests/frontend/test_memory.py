@@ -36,7 +36,9 @@ def test_dtype(dtype):
     def program(x, y):
         return torch.where(x > y, x, y), (x != y).sum(), x[:, 1:].t()
 
-    check(program, values(dtype, 5, 7), values(dtype, 5, 7), strict=True)
+    # IREE takes uint8 for int8: its comparisons run in eager.
+    strict = dtype is not torch.uint8
+    check(program, values(dtype, 5, 7), values(dtype, 5, 7), strict=strict)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
