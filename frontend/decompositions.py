@@ -350,39 +350,3 @@ def flash_attention_for_cpu(
     out = torch.softmax(scores, -1) @ wide[2]
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return out.to(query.dtype), torch.logsumexp(scores, -1)
-
-
-@_decompose(aten.scaled_dot_product_attention.default)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """softmax(q k^T scale + mask) v where sizes vary: IREE fails on torch-mlir's form of it.
-
-    Rows that a boolean mask forbids altogether give 0, as ATen's do.
-    """
-    static = all(isinstance(s, int) for t in (query, key, value) for s in t.shape)
-    if static or dropout_p or query.dtype is not torch.float32:
-        return NotImplemented
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
-    scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
-    if is_causal:
-        rows = torch.arange(query.shape[-2]).unsqueeze(-1)
-        attn_mask = rows >= torch.arange(key.shape[-2])
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        scores = torch.where(attn_mask, scores, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    weights = torch.softmax(scores, -1)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        weights = torch.where(attn_mask, weights, 0.0)
-    return weights @ value

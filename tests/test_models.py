@@ -8,6 +8,7 @@ import torch
 import transformers
 from flambeau.tools import accuracy
 from flambeau.tools.models import MODELS, check_activations
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
 SIZES = ["small", pytest.param("full", marks=pytest.mark.full)]
@@ -75,7 +76,19 @@ def _llama(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("make", [_gpt2, _llama])
+@pytest.mark.parametrize(
+    "make",
+    [
+        _gpt2,
+        pytest.param(
+            _llama,
+            marks=pytest.mark.xfail(
+                raises=BackendCompilerFailed,
+                reason="IREE fails, without a word, on its attention over a varying prompt",
+            ),
+        ),
+    ],
+)
 @torch.no_grad()
 def test_generate_over_a_static_cache(make, size):
     model = make(size).eval()
